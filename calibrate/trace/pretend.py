@@ -384,6 +384,11 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+# PyTorch has no shapes for these, and would run them on real tensors.
+_shapes = torch.library.Library("aten", "IMPL")
+for _name in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_"):
+    _shapes.impl(_name, _nothing, "Meta")
+
 _loader = DataLoader.__init__
 
 

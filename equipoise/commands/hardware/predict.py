@@ -16,7 +16,7 @@ import click
 from equipoise.base.tables import aligned
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, SOME_FAILED
-from equipoise.options import CommandState, WrongInputError, common, pass_state, progress, say
+from equipoise.options import CommandState, WrongInputError, common, pass_state, progress, say, wide_option
 
 if TYPE_CHECKING:
     from equipoise.calibrate.trace.predict import StepPrediction  # loads PyTorch, which may be missing
@@ -54,6 +54,7 @@ LONGEST = 300
     help="Also write a scenario of each model here, for run, size, limits and compare; needs --batch twice.",
 )
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@wide_option
 @common
 @pass_state
 def predict(
@@ -67,6 +68,7 @@ def predict(
     hardware: str,
     folder: Path | None,
     form: str,
+    wide: bool,
 ) -> int:
     """Predict the time and the memory of a training step on a GPU that is not here.
 
@@ -117,12 +119,23 @@ def predict(
         raise WrongInputError("no model could be traced")
     for path in written:
         print(f"scenario: {path}", file=sys.stderr)
-    say(json.dumps([one.as_dict() for one in found], indent=2) if form == "json" else _text(found))
+    say(json.dumps([one.as_dict() for one in found], indent=2) if form == "json" else _text(found, wide))
     return SOME_FAILED if failed else OK
 
 
-def _text(found: list[StepPrediction]) -> str:
-    lines = [_sentence(one) for one in found] if len(found) <= 3 else []
+def _text(found: list[StepPrediction], wide: bool) -> str:
+    from equipoise.study.findings import WIDTH, first_screen
+
+    lines = [line for one in found[:3] for line in textwrap.wrap(_sentence(one), WIDTH)] if len(found) <= 3 else []
+    if len(found) > 3:
+        none = [f"{one.model} with batch {one.trace.batch} on {one.rates.name}" for one in found if not one.fits]
+        left = (
+            f"; {len(none)} do not fit: {', '.join(none[:3])}{', ...' if len(none) > 3 else ''}"
+            if none
+            else "; all fit"
+        )
+        short, long_ = (f"{1e3 * pick(one.times.step_s for one in found):.4g} ms" for pick in (min, max))
+        lines = textwrap.wrap(f"{len(found)} steps of {short} to {long_}{left}.", WIDTH)
     rows = [
         (
             "model",
@@ -181,7 +194,7 @@ def _text(found: list[StepPrediction]) -> str:
         )
     if reads := found[0].trace.host_reads:
         lines.append(f"the script reads {reads} values in a step; each was taken to be 1")
-    return "\n".join(lines)
+    return "\n".join(first_screen(lines, wide))
 
 
 def _sentence(one: StepPrediction) -> str:
