@@ -62,9 +62,10 @@ def _result(row: Mapping[str, float], policy: str, sure: StepCertainty | None) -
     """Times and cost, with their intervals where steps are predicted."""
 
     def shown(metric: str) -> str:
-        """A result with its interval."""
+        """A result with its interval; "at least" where it is a bound below the interval."""
         ends = between(metric, row[metric], sure.spread) if sure is not None else ""
-        return show(metric, row[metric]) + (f" (90 %: {ends})" if ends else "")
+        bound = "at least " if ends and sure is not None and sure.low > 1.0 else ""
+        return bound + show(metric, row[metric]) + (f" (90 %: {ends})" if ends else "")
 
     jobs, done = row["jobs"], row["completed"]
     if not done:

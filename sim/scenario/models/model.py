@@ -310,7 +310,9 @@ class _renamed:  # noqa: N801 (used as a function)
                 raise ValueError(f"{NAMES[key]}: {rest}") from None
 
 
-ModelKind = Literal["convolutional", "small-transformer", "recommender", "diffusion", "large-products"]
+ModelKind = Literal[
+    "convolutional", "small-transformer", "large-transformer", "recommender", "diffusion", "large-products"
+]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
 
 
@@ -351,8 +353,8 @@ class Model(Section):
     fixed_time: Seconds | None = None  # alpha_c: per pass, on the reference accelerator
     sample_time: Seconds | None = None  # beta_c: per sample
     flop_per_sample: Flop | None = None  # roofline instead of a fit
-    # roofline: the kind of model, whose measured rate is used (large-products: of large matrix products, an upper
-    # bound); `flop_per_sample` needs it or `efficiency`
+    # roofline: the kind of model, whose measured rate is used (large-transformer: of whole steps of large decoders;
+    # large-products: of large matrix products, an upper bound); `flop_per_sample` needs it or `efficiency`
     kind: ModelKind | None = None
     efficiency: Annotated[Share, Field(gt=0)] | None = None  # roofline: share of the peak rate, in place of `kind`
     step: str | None = None  # name of a measured step in the hardware profile, in the precision below

@@ -56,7 +56,7 @@ def test_who_computes_and_reads_faster_is_faster(kind: str, one: str, other: str
 
 
 def test_work_alone_is_refused_and_the_rate_of_large_products_is_called_an_upper_bound() -> None:
-    kinds = "convolutional, small-transformer, recommender, diffusion, large-products"
+    kinds = "convolutional, small-transformer, large-transformer, recommender, diffusion, large-products"
     with pytest.raises(InputError, match=f"'flop_per_sample' needs 'kind', one of {kinds}.* or 'efficiency'"):
         equipoise.run(case("h100_sxm", RESNET50))
     for said, told in (({"kind": "convolutional"}, 0), ({"kind": "large-products"}, 1), ({"efficiency": 0.3}, 0)):
