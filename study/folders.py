@@ -25,7 +25,7 @@ from equipoise.sim.scenario.tree import InputError
 Kind = Literal["run", "comparison", "sweep", "size"]
 LEDGER, RUNS, SHARDS = "sweep.db", "runs", "shards"
 COMPARISON, MANIFEST, SUMMARY = "comparison.json", "manifest.json", "summary.json"
-SIZE, TUNE = "size.json", "tune.json"
+SIZE, TUNE, DECISION = "size.json", "tune.json", "decision.json"
 _MARKS = {"sweep": LEDGER, "comparison": COMPARISON, "run": MANIFEST, "size": SIZE}
 _OWN = (*_MARKS.values(), SUMMARY, "config.yaml", "jobs.parquet", "runs.parquet", "journal.jsonl")
 

@@ -1,4 +1,4 @@
-"""The page of an answer of `size` or `tune`: its sentences, the first chart, what was asked, then the tables."""
+"""The page of an answer of `size`, `tune` or `compare`: sentences, the first chart, what was asked, then tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from equipoise.base.files import write_whole
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.folders import SIZE, TUNE, read_json
+from equipoise.study.folders import DECISION, SIZE, TUNE, read_json
 from equipoise.study.report.html import Made, composed, figure, section
 from equipoise.study.report.tables import table
 
@@ -21,7 +21,7 @@ def answer_report(folder: str | Path, out: str | Path | None = None) -> Made | N
 
     Raises InputError when the answer is damaged, OSError when the page cannot be written.
     """
-    file = next((path for name in (SIZE, TUNE) if (path := Path(folder) / name).is_file()), None)
+    file = next((path for name in (SIZE, TUNE, DECISION) if (path := Path(folder) / name).is_file()), None)
     if file is None:
         return None
     target = Path(folder) / "report.html" if out is None else Path(out)

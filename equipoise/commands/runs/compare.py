@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from equipoise.base.files import write_whole
+from equipoise.base.json_values import plain
 from equipoise.base.tables import as_csv
 from equipoise.commands.live.policies import named
 from equipoise.commands.types import IntRange
@@ -29,6 +29,7 @@ from equipoise.options import (
     pass_state,
     progress,
     record_options,
+    say,
     scenario_options,
     wide_option,
     writable,
@@ -38,6 +39,7 @@ from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:
     from equipoise.sim.scenario.model import Scenario
+    from equipoise.study.findings import Findings
     from equipoise.study.runs.comparison import Comparison
 
 
@@ -85,7 +87,8 @@ def compare(
 ) -> int:
     """Simulate SCENARIO under several policies, with the same arrivals, faults and noise for each.
 
-    With several scenarios: a table for each, and one with ratios and tests for each and over all.
+    Several scenarios under one policy are options of a decision: which is fastest, cheapest, or worth choosing; with
+    --out, `report` draws cost against time. Under several policies: ratios and tests for each and over all.
     """
     from equipoise import api, studies
 
@@ -124,13 +127,13 @@ def compare(
         made[name] = found
     if len(scenarios) == 1 and many:
         made = {k: replace(one, scenario_name=f"{one.scenario_name}, {k}") for k, one in made.items()}
-    _print(made, len(scenarios) > 1, form, wide, state)
-    if len(scenarios) > 1:
-        lines = list(_plans({name: prepared[name][0] for name in made}, made))
-        if form == "table":
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
-        else:
-            note(state.quiet, *lines)
+    decided = _decide({k: prepared[k][0] for k in made}, made, out) if len(scenarios) > 1 else None
+    if decided is None or wide or form != "table" or len(chosen) > 1:
+        _print(made, len(scenarios) > 1, form, wide, state)
+    if decided is not None and form == "table":
+        say("\n".join(decided.lines(wide) if len(chosen) == 1 else decided.remarks))
+    elif decided is not None:
+        note(state.quiet, *decided.remarks)
     note(False, *(f"equipoise: {text}" for one in made.values() for text in one.failures))
     if any(one.failures for one in made.values()):
         return SOME_FAILED
@@ -138,16 +141,20 @@ def compare(
     return OK if met else OUTSIDE
 
 
-def _plans(scenarios: Mapping[str, Scenario], made: Mapping[str, Comparison]) -> Iterator[str]:
-    """Ratios of each scenario to the first under the first policy, with their intervals, where steps are predicted."""
-    from equipoise.study.sure import ratio_line
+def _decide(scenarios: dict[str, Scenario], made: dict[str, Comparison], out: str | None) -> Findings:
+    """Which scenario to choose; with `out`, also for a page of it."""
+    from equipoise.study.folders import DECISION
+    from equipoise.study.report.charts.size import time_against_cost
+    from equipoise.study.runs.decisions import decision, options
 
-    for metric in ("makespan_s", "cost_usd"):
-        found = []
-        for name, one in made.items():
-            values = [result.metrics[metric] for result in one.of(one.policies[0])]
-            found.append((name, scenarios[name], math.fsum(values) / len(values)))
-        yield from (line for other in found[1:] if (line := ratio_line(found[0], other, metric)))
+    key, rows = options(scenarios, made)
+    found = decision(scenarios, made, key, rows)
+    if out is not None:
+        chart = time_against_cost(rows, key)
+        page = replace(found, charts=(chart.plain(),) if chart is not None else ())
+        content = {"schema_version": 1, "options": rows, "page": page.plain()}
+        write_whole(Path(out) / DECISION, json.dumps(plain(content), indent=2, allow_nan=False) + "\n")
+    return found
 
 
 def _cases(scenarios: tuple[str, ...], traces: tuple[str, ...]) -> dict[str, tuple[str, str | None]]:

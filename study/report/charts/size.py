@@ -11,7 +11,7 @@ from equipoise.study.questions.size import Question
 from equipoise.study.questions.targets import Target
 from equipoise.study.report.chart import Axis, Chart, ChartSeries
 from equipoise.study.report.charts.axes import axis, name
-from equipoise.study.report.charts.study import front
+from equipoise.study.runs.decisions import front
 
 BARS_MOST = 20
 Row = Mapping[str, Any]
@@ -70,12 +70,13 @@ def _best(rows: Sequence[Row]) -> int:
 
 
 def against_cost(rows: Sequence[Row], target: Target) -> Chart | None:
-    """The limited result, if it is a time, else the makespan, against cost, with the Pareto front.
-
-    None where fewer than two sizes have both.
-    """
+    """The limited result, if it is a time, else the makespan, against cost, with the Pareto front."""
     of_time = target.measure.key.partition("[")[0].endswith("_s") and target.at_most
-    key = target.measure.key if of_time else "makespan_s"
+    return time_against_cost(rows, target.measure.key if of_time else "makespan_s")
+
+
+def time_against_cost(rows: Sequence[Row], key: str) -> Chart | None:
+    """A time against cost, with the Pareto front; None where fewer than two rows have both."""
     known = [row for row in rows if row["cost_usd"] > 0.0 and math.isfinite(row[key])]
     if len(known) < 2:
         return None
@@ -83,8 +84,8 @@ def against_cost(rows: Sequence[Row], target: Target) -> Chart | None:
     y, divisor = axis(key, time_s, zero=False)
     best = front(cost, time_s)
     parts = [
-        (label, [k for k, row in enumerate(known) if row["meets"] == meets])
-        for label, meets in (("meets the targets", True), ("misses", False))
+        (label, [k for k, row in enumerate(known) if row.get("meets") == meets])
+        for label, meets in (("meets the targets", True), ("misses", False), ("options", None))
     ]
     series = [
         ChartSeries(

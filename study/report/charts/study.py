@@ -16,6 +16,7 @@ from equipoise.study.report.first import ranking
 from equipoise.study.report.study import Point, Study, Trend
 from equipoise.study.report.timeline import USES, USES_OF_FEATURES, literal
 from equipoise.study.report.words import NOUNS
+from equipoise.study.runs.decisions import front
 
 QUANTILES = 400
 POLICIES_DRAWN = 8
@@ -162,16 +163,6 @@ def _completions(study: Study, policy: str) -> tuple[NDArray[np.float64], NDArra
         query = f"SELECT quantile_disc({span}, {levels}) FROM {source} WHERE NOT isnan(completion_s)"
         times = np.array(db.execute(query).fetchall()[0][0], dtype=np.float64)
     return times, np.array(levels) * done / total
-
-
-def front(cost: Sequence[float], result: Sequence[float]) -> list[int]:
-    """Which points no other point beats in both numbers (less is better), in order of cost."""
-    order = sorted(range(len(cost)), key=lambda k: (cost[k], result[k]))
-    kept: list[int] = []
-    for k in order:
-        if math.isfinite(cost[k]) and math.isfinite(result[k]) and (not kept or result[k] < result[kept[-1]]):
-            kept.append(k)
-    return kept
 
 
 def trade_off(study: Study) -> Chart | None:

@@ -149,3 +149,27 @@ def test_two_scenarios_of_one_name_are_refused(files, capsys):
     file = str(files / "small.yaml")
     assert main(["compare", file, file]) == 2
     assert "two scenarios are called 'small'" in capsys.readouterr().err
+
+
+def test_scenarios_under_one_policy_are_options(tmp_path, capsys):
+    """8 GPUs at 3 USD/h for 1 h are 24 USD, at 2 USD/h for 1.2 h 19.2 USD; for 2 h, slower, 32 USD."""
+    for name, accelerator, hours in (
+        ("new", "h100_sxm", 1.0),
+        ("old", "a100_sxm_80gb", 1.2),
+        ("slow", "a100_sxm_80gb", 2),
+    ):
+        content = case(name, 0.0, 8) | {
+            "cluster": {"nodes": [{"count": 1, "gpus": 8, "accelerator": accelerator}]},
+            "workload": {"jobs": [{"gpus": 8, "duration": f"{hours} h"}]},
+        }
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(content))
+    files, out = [str(tmp_path / f"{name}.yaml") for name in ("new", "old", "slow")], tmp_path / "out"
+    assert main(["compare", *files, "--policy", "fifo", "--out", str(out), "-q"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert (
+        "old is the cheapest of 3: makespan 72.0 min for 19.2 USD; new the fastest: makespan 60.0 min for 24" in said[0]
+    )
+    assert said[1] == "Slower and dearer than one of these, or as much: slow."
+    assert [line.split()[0] for line in said if line.endswith("frontier")] == ["new", "old"]
+    assert main(["report", str(out)]) == 0
+    assert "against cost" in (out / "report.html").read_text()
