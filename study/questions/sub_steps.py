@@ -240,10 +240,25 @@ def _given(decision: Decision, row: int, gpus: Ints) -> str:
     why = f" ({asked})" if asked else ""
     if not len(gpus):
         return f"stopped{why}"
-    nodes = np.unique(decision.observation.gpus.node[gpus]).tolist()
-    of = "nodes" if len(nodes) > 1 else "node"
-    where = f"{_count(len(gpus), 'GPU')} of {of} {_list(np.array(nodes))}{why}"
+    where = f"{_count(len(gpus), 'GPU')} of {_places(decision, np.unique(decision.observation.gpus.node[gpus]))}{why}"
     return f"from {held} to {where}" if held else f"started on {where}"
+
+
+def _places(decision: Decision, nodes: Ints) -> str:
+    """Nodes as ranges, by rack where they are of several: "12 nodes of rack 0 (0-11), 12 of rack 1 (17-28)"."""
+    of = f"{'nodes' if len(nodes) > 1 else 'node'} {_ranges(nodes)}"
+    rack = decision.observation.nodes.rack[nodes]
+    racks, counts = np.unique(rack, return_counts=True)
+    if len(racks) < 2:
+        return of
+    parts = [f"{n} of rack {r} ({_ranges(nodes[rack == r])})" for r, n in zip(racks, counts, strict=True)]
+    return f"{_count(len(nodes), 'node')}, {', '.join(parts)}"
+
+
+def _ranges(numbers: Ints) -> str:
+    """Ascending numbers, those in a row as a range: "0-11/17"."""
+    rows = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    return "/".join(f"{row[0]}-{row[-1]}" if len(row) > 1 else f"{row[0]}" for row in rows)
 
 
 def _changed(what: str, old: Ints | Floats, new: Ints | Floats, step: str) -> list[str]:

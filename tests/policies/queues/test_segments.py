@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import equipoise
+from equipoise.cli import main
 from equipoise.sim.loading.site.read import import_site
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.explain import decisions, read_folder, why_it_waited
@@ -43,7 +44,9 @@ def record(job: int, minute: int, nodes: int, segment: int = 0) -> str:
 
 
 @pytest.mark.parametrize("policy", ["multifactor", "sjf", "s4"])
-def test_36_nodes_in_segments_of_12_are_12_of_each_block(tmp_path: Path, policy: str) -> None:
+def test_36_nodes_in_segments_of_12_are_12_of_each_block(
+    tmp_path: Path, policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """17 + 17 + 2 would be the fewest blocks. 3 more jobs of 5 leave no block with room for another 12."""
     folder = run(tmp_path, policy, [record(1, 0, 36, 12), record(2, 1, 12, 12)])
     assert folder.jobs["start_s"].tolist() == [0.0, 3600.0]
@@ -53,6 +56,9 @@ def test_36_nodes_in_segments_of_12_are_12_of_each_block(tmp_path: Path, policy:
     if policy == "multifactor":
         (cause,) = why_it_waited(folder, 1).span_s
         assert cause.kind == "topology"  # 15 nodes are free, 5 in each block
+        assert main(["explain", str(tmp_path / "run"), "1"]) == 0
+        places = "12 of rack 0 (0-11), 12 of rack 1 (17-28), 12 of rack 2 (34-45)"
+        assert f"started on 144 GPUs of 36 nodes, {places}" in capsys.readouterr().out
 
 
 def test_slices_of_kueue_are_segments_and_one_larger_than_a_rack_never_starts(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_decisions_name_the_jobs_that_they_change(tmp_path: Path) -> None:
     for k, name in enumerate(names):
         assert starts[name][0] == pytest.approx(made.jobs["start_s"][k])
         assert f"started on {made.jobs['gpus'][k]} GPUs of node" in starts[name][1]
-    assert starts["wide"][1].endswith("of nodes 0/1")
+    assert starts["wide"][1].endswith("of nodes 0-1")
 
 
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
