@@ -1,6 +1,6 @@
-"""Where the GPU time went under each policy, as one SVG.
+"""Where the GPU time went under each policy, or in each of several scenarios under the first one, as one SVG.
 
-python -m tests.bench.picture OUT/comparison.json
+python -m tests.bench.picture OUT/comparison.json [ANOTHER/comparison.json ...]
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+
+from equipoise.sim.scenario.units import format_seconds
 
 USES = {
     "gpu_busy_ratio": ("training", "#2f6f4f"),
@@ -50,7 +52,7 @@ def draw(title: str, results: Mapping[str, Sequence[Mapping[str, float]]]) -> st
             width = max(0.0, row[name]) * scale
             parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{USES[name][1]}"/>')
             x += width
-        parts.append(f'<text x="{LEFT + scale + 8:.1f}" y="{y + 20}">{row["makespan_s"] / 60:.1f} min</text>')
+        parts.append(f'<text x="{LEFT + scale + 8:.1f}" y="{y + 20}">{format_seconds(row["makespan_s"])}</text>')
         y += BAR + GAP
     x = LEFT
     for name in used:
@@ -61,14 +63,19 @@ def draw(title: str, results: Mapping[str, Sequence[Mapping[str, float]]]) -> st
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def main(path: str) -> None:
-    """Draw the comparison in a file and print the picture."""
-    comparison = json.loads(Path(path).read_text(encoding="utf-8"))
+def main(paths: Sequence[str]) -> None:
+    """Draw the comparisons in files and print the picture."""
     results: dict[str, list[Mapping[str, float]]] = {}
-    for run in comparison["runs"]:
-        results.setdefault(run["policy"], []).append(run["metrics"])
-    print(draw(f"{comparison['scenario']}: time to train, and where it went", results), end="")
+    for path in paths:
+        comparison = json.loads(Path(path).read_text(encoding="utf-8"))
+        for run in comparison["runs"]:
+            if len(paths) == 1:
+                results.setdefault(run["policy"], []).append(run["metrics"])
+            elif run["policy"] == comparison["runs"][0]["policy"]:
+                results.setdefault(comparison["scenario"], []).append(run["metrics"])
+    name = comparison["scenario"] if len(paths) == 1 else "several scenarios"
+    print(draw(f"{name}: time to the last job's end, and where it went", results), end="")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])
