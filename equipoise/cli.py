@@ -25,6 +25,7 @@ COMMANDS = {
     "run": ("runs.run", "run", "Simulate a scenario under one policy."),
     "compare": ("runs.compare", "compare", "Simulate several policies on the same seeds and compare them."),
     "sweep": ("runs.sweep", "sweep", "Run a sweep file; resumes by itself."),
+    "bench": ("runs.bench", "bench", "Rank policies on the public benchmark."),
     "watch": ("runs.watch", "watch", "Show how far a sweep has come, and its first results."),
     "query": ("runs.query", "query", "Query results with SQL."),
     "calibrate": ("hardware.calibrate", "calibrate", "Measure this machine and fit a hardware profile."),
