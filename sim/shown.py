@@ -17,7 +17,8 @@ class Metric:
     """A metric of a run, whose name ends with its unit: _s, _ratio, _usd, _j.
 
     after: the metric behind which it is shown; "": the one before. target: its name in targets, "" for none;
-    also_called: another name of that. main: whether short tables, of sizes and of several scenarios, have it.
+    also_called: another name of that. of_step: 1 in proportion to predicted steps, -1 in inverse proportion.
+    main: whether short tables, of sizes and of several scenarios, have it.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Metric:
     more_is_better: bool = False
     target: str = ""
     also_called: str = ""
+    of_step: int = 0
     main: bool = False
 
 

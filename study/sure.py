@@ -9,10 +9,13 @@ from typing import Any
 from equipoise.sim.cost.certainty import how_sure
 from equipoise.sim.llm.certainty import Spread, StepCertainty, ratio_of, together
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.shown import all_shown
+from equipoise.sim.world.feature import features
 from equipoise.study.display import LABELS, digits, of_all, show
 
 _AS_LONG = ("makespan_s", "done_s", "completion_", "cost_usd", "energy_j", "carbon_kg", "cost_per_", "energy_per_")
 _SHORTER = ("mfu_ratio", "tokens_per_s")
+_OF_FEATURES = {metric.name: metric.of_step for shown in all_shown() for metric in shown.metrics}
 HIGHEST = {
     ("dense", "A100"): (0.642, "LLM Foundry, MPT 7B on 8"),
     ("dense", "H100"): (0.561, "NVIDIA dgxc-benchmarking, 7 layers of 405B on 32"),
@@ -25,7 +28,7 @@ _LIKE = {"H200": "H100", "H800": "H100", "GB200": "B200"}
 
 def certainty_of_times(scenario: Scenario) -> StepCertainty | None:
     """Of all times of a run; None where each step was measured. Waits, faults and restarts count as in proportion."""
-    found = how_sure(scenario).values()
+    found = [*how_sure(scenario).values(), *(sure for f in features(scenario) for sure in f.certainty(scenario))]
     return together(found) if found else None
 
 
@@ -48,6 +51,8 @@ def read_certainty(config: Mapping[str, Any] | None) -> StepCertainty | None:
 def power_of(metric: str) -> int:
     """1 for a result in proportion to the step, -1 for one in inverse proportion, 0 for others."""
     name = of_all(metric)
+    if name in _OF_FEATURES:
+        return _OF_FEATURES[name]
     return 1 if name.startswith(_AS_LONG) else -1 if name.startswith(_SHORTER) else 0
 
 

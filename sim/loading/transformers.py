@@ -254,7 +254,7 @@ def _with_models(scenario: Scenario, models: dict[str, Model]) -> Scenario:
 
 def _network(cluster: ClusterSpec, profile: HardwareProfile) -> NetworkRates:
     """Network rates of consecutively placed ranks, as the minimum over the node groups."""
-    groups, kind = cluster.groups, cluster.topology
+    groups, kind = [g for g in cluster.groups if g.gpus], cluster.topology
     gpus, nic = min(g.gpus for g in groups), min(g.network for g in groups)
     driven = min(gpu_nic_bytes_per_s(g, profile) for g in groups)
     if not isinstance(kind, TreeTopology):
@@ -269,7 +269,7 @@ def _bound(scenario: Scenario, profile: HardwareProfile, model: Model, jobs: lis
     assert spec is not None
     if scenario.cluster.gpus is not None:
         raise WrongValueError(inner, "needs 'cluster.nodes': a counted pool of GPUs has neither nodes nor NICs")
-    groups = scenario.cluster.groups
+    groups = [g for g in scenario.cluster.groups if g.gpus]  # others only store data
     network = _network(scenario.cluster, profile)
     try:
         precision_of(model.precision)

@@ -19,6 +19,7 @@ from equipoise.sim.job.listener import Listener
 from equipoise.sim.ledger.bill import Biller
 from equipoise.sim.ledger.gpu_account import GpuAccount
 from equipoise.sim.ledger.timeline import Timeline
+from equipoise.sim.llm.certainty import StepCertainty
 from equipoise.sim.scenario.model import JobSpec, Scenario
 from equipoise.sim.scenario.tree import KeyPath
 from equipoise.sim.world.allocate import Allocator
@@ -115,6 +116,8 @@ class Feature:
     is_random: Callable[[Scenario], bool] = lambda _: False  # whether runs with different seeds can differ by it
     start: Callable[[WorldParts], FeatureRun | None] = lambda _: None  # None where the scenario does not use it
     notes: Callable[[Scenario, Cluster], Iterable[str]] = lambda *_: ()  # for the reader of the results
+    # how sure the steps are that it predicts
+    certainty: Callable[[Scenario], Iterable[StepCertainty]] = lambda _: ()
     # jobs that it submits beside those of the workload, for a seed
     jobs: Callable[[Scenario, int], Iterable[JobSpec]] = lambda *_: ()
 

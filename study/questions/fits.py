@@ -36,6 +36,7 @@ from equipoise.sim.scenario.model import JobSpec, Scenario
 from equipoise.sim.scenario.models.model import NAMES, precision_of
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.findings import Findings, FindingsTable
+from equipoise.study.sure import above_public
 
 _COLUMNS = ("total", "weights", "gradients", "optimizer", "activations", "logits", "base")
 
@@ -189,7 +190,7 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         machines = (plan.shape, plan.accelerator, plan.network)
         speed, precision = 1.0 / float(config.scale.max()), precision_of(model.precision)
         other = search(*machines, job.gpus, job.global_batch, stack, keeps, precision, speed) if plans else None
-        yield Fits(
+        made = Fits(
             job.name,
             job.model or "",
             plan,
@@ -204,6 +205,8 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
             certainty_of(model, plan, names[0]),
             tuple(assumed_draw(scenario)),
         )
+        above = above_public(scenario, made.utilisation)
+        yield replace(made, notes=(*made.notes, above)) if above else made
 
 
 def _parts_s(config: Configuration) -> dict[str, float]:

@@ -106,8 +106,8 @@ def _values(trial: Trial) -> str:
 
 def _layouts(scenario: Scenario) -> Iterator[tuple[str, float]]:
     """(layout, share of the memory that the fullest GPU needs) of each model that is trained."""
-    profile, group = load_profile(scenario.cluster.hardware), scenario.cluster.groups[0]
-    room = profile.accelerator(group.accelerator).memory_bytes.value
+    profile, names = load_profile(scenario.cluster.hardware), {g.accelerator for g in scenario.cluster.groups if g.gpus}
+    room = min(profile.accelerator(name).memory_bytes.value for name in names)
     for job in scenario.workload.jobs:
         if job.model is None:
             continue

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.sim.features.post_training.certainty import certainty_of, errors
+from equipoise.sim.features.post_training.checks import trainer_memory_bytes
 from equipoise.sim.features.post_training.decode import DRAWN
 from equipoise.sim.features.post_training.phases import Phases, StepParts, parts, phases
 from equipoise.sim.features.post_training.section import Loop, loops_of
@@ -33,12 +34,13 @@ def _time(value_s: float) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """A loop with its GPUs split in one way, its phases and its step. usd: a day of it."""
+    """A loop with its GPUs split in one way, its phases and its step. usd: a day of it. fits: in memory."""
 
     loop: Loop
     phases: Phases
     step: StepParts
     usd: float
+    fits: bool
 
     @property
     def name(self) -> str:
@@ -61,16 +63,22 @@ def answer(scenario: Scenario, name: str | None = None) -> Answered:
         wanted = f"allowed: {', '.join(loops)} (--loop)" if loops else "it needs a section 'post_training'"
         raise InputError([f"{scenario.name}: post_training: {said}; {wanted}"])
     loop = loops[name] if name is not None else next(iter(loops.values()))
-    found = sorted(splits(loop, scenario), key=lambda split: (split.step.step_s, split.loop.rollout_gpus))
-    if not found:
+    every = sorted(splits(loop, scenario), key=lambda split: (split.step.step_s, split.loop.rollout_gpus))
+    if not every:
         raise InputError([f"{scenario.name}: post_training: no split of {loop.gpus} GPUs suits the layouts"])
+    found = [split for split in every if split.fits] or every  # it is warned of where none fits
+    larger = ", ".join(split.name for split in every if split not in found)
     sure = certainty_of(loop, scenario)
     best, likely = found[0], _likely(found, sure.group[0])
     return Answered(
         f"Post-training: {scenario.name}, loop {loop.name}",
         tuple(_sentences(loop, found, likely, sure)),
         _rows(found, likely),
-        (*sure.lines(), f"lengths: drawn for {min(DRAWN, loop.steps)} steps, seed {scenario.seed}"),
+        (
+            *([f"not shown: training needs more memory than a GPU has: {larger}"] if larger else ()),
+            *sure.lines(),
+            f"lengths: drawn for {min(DRAWN, loop.steps)} steps, seed {scenario.seed}",
+        ),
         _data(found, likely, sure),
         "GPUs that roll out" if best.loop.generates else "",
         _lines(found),
@@ -93,13 +101,16 @@ def _lines(found: list[Split]) -> dict[str, dict[float, float]]:
 
 def splits(loop: Loop, scenario: Scenario) -> Iterator[Split]:
     """All in turn, where it rolls out, and each number of GPUs that roll out, of which the layouts can use both."""
-    day_usd = float(np.mean(make_prices(scenario, load_profile(scenario.cluster.hardware)).usd_per_gpu_s)) * DAY_S
+    profile = load_profile(scenario.cluster.hardware)
+    prices = make_prices(scenario, profile)
+    day_usd = float(np.average(prices.usd_per_gpu_s, weights=prices.gpus)) * DAY_S
     for tried in _tried(loop):
         try:
             found = phases(tried, scenario, scenario.seed)
         except ValueError:  # the layout of the trainers cannot use as many
             continue
-        yield Split(tried, found, parts(tried, found), day_usd * loop.gpus)
+        need, has = trainer_memory_bytes(tried, scenario, profile)
+        yield Split(tried, found, parts(tried, found), day_usd * loop.gpus, need <= has)
 
 
 def _tried(loop: Loop) -> Iterator[Loop]:
@@ -160,7 +171,7 @@ def _waits(best: Split) -> str:
     if longest_s > 0.7 * step.rollout_s:
         tail += f"; the longest response alone takes {_time(longest_s)}, which no GPU shortens"
     if best.loop.colocated:
-        return f"GPUs wait {100 * step.waiting:.0f} % of the time: {tail.removeprefix(', and ')}."
+        return f"GPUs wait {100 * step.waiting:.0f} % of the time{tail and ': '}{tail[2:].removeprefix('and ')}."
     waits = f"trainers wait {_time(step.trainers_wait_s)} of a step for rollouts"
     if step.replicas_wait_s > step.trainers_wait_s:
         waits = f"replicas wait {_time(step.replicas_wait_s)} of a step for trained weights"

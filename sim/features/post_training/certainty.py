@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from equipoise.sim.features.post_training.section import Loop
+from equipoise.sim.features.post_training.section import Loop, nodes_of
 from equipoise.sim.llm.certainty import PublishedRun, Spread, StepCertainty, gpu_name, spread_of
 from equipoise.sim.scenario.model import Scenario
 
@@ -79,7 +79,7 @@ def certainty_of(loop: Loop, scenario: Scenario) -> StepCertainty:
     model = scenario.workload.models[loop.model]
     kind = "experts" if model.transformer is not None and model.transformer.shape().experts else "dense"
     runs = [run for run in published_loops() if run.kind == kind]
-    gpu, size = gpu_name(scenario.cluster.groups[0].accelerator), float(model.parameters or 1.0)
+    gpu, size = gpu_name(nodes_of(scenario).accelerator), float(model.parameters or 1.0)
     outside = []
     if gpu not in {run.gpu for run in runs}:
         outside.append(f"GPUs other than {' and '.join(sorted({run.gpu for run in runs}))}")
@@ -89,6 +89,8 @@ def certainty_of(loop: Loop, scenario: Scenario) -> StepCertainty:
         outside.append(f"{loop.gpus:,} GPUs")
     if loop.algorithm != "grpo" or loop.critic or loop.reward:
         outside.append("steps other than GRPO with rewards by rule")
+    if model.precision not in ("bf16", "fp16"):
+        outside.append(f"precision {model.precision}")
     if loop.adapter != "none":
         outside.append("adapters")
     if loop.behind > 1:

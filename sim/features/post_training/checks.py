@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from equipoise.sim.cost.transformer import memory_need_bytes, section
 from equipoise.sim.features.post_training.certainty import certainty_of
 from equipoise.sim.features.post_training.phases import decode_for, phases
-from equipoise.sim.features.post_training.section import Loop, loops_of
+from equipoise.sim.features.post_training.section import Loop, loops_of, nodes_of
 from equipoise.sim.hardware.profile import HardwareProfile
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.names import unknown
@@ -61,11 +61,16 @@ def doubts(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
     for k, loop in enumerate(loops_of(scenario)):
         if outside := certainty_of(loop, scenario).outside:
             yield ("post_training", k), f"outside of what was measured: {'; '.join(outside)}"
-        if loop.adapter == "none":
-            model = scenario.workload.models[loop.model]
-            layout = section(model)[1].layout
-            need = memory_need_bytes(model, layout.pp * layout.micro_batch, loop.trainer_gpus // layout.replica_gpus)
-            has = profile.accelerator(scenario.cluster.groups[0].accelerator).memory_bytes.value
-            if need > has:
-                text = f"training needs {format_bytes(need)} on a GPU of {format_bytes(has)}"
-                yield ("post_training", k, "gpus"), f"{text}: recompute, shard more (zero, tp, pp), or use more GPUs"
+        need, has = trainer_memory_bytes(loop, scenario, profile)
+        if need > has:
+            text = f"training needs {format_bytes(need)} on a GPU of {format_bytes(has)}"
+            yield ("post_training", k, "gpus"), f"{text}: recompute, shard more (zero, tp, pp), or use more GPUs"
+
+
+def trainer_memory_bytes(loop: Loop, scenario: Scenario, profile: HardwareProfile) -> tuple[float, float]:
+    """(what training needs on a GPU, what a GPU has); adapters, whose memory is not predicted, need 0."""
+    model, has = scenario.workload.models[loop.model], profile.accelerator(nodes_of(scenario).accelerator).memory_bytes
+    layout = section(model)[1].layout
+    replicas = loop.trainer_gpus // layout.replica_gpus
+    need = memory_need_bytes(model, layout.pp * layout.micro_batch, replicas) if loop.adapter == "none" else 0.0
+    return need, has.value

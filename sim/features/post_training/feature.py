@@ -48,5 +48,11 @@ def _notes(scenario: Scenario, cluster: Cluster) -> Iterable[str]:
 
 
 FEATURE = Feature(
-    problems=problems, doubts=doubts, is_random=lambda _: True, start=PostTrainingRun, notes=_notes, jobs=_jobs
+    problems=problems,
+    doubts=doubts,
+    is_random=lambda _: True,
+    start=PostTrainingRun,
+    notes=_notes,
+    certainty=lambda scenario: [certainty_of(loop, scenario) for loop in loops_of(scenario)],
+    jobs=_jobs,
 )

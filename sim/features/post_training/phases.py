@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.policies.observation import Floats
 from equipoise.sim.cost.transformer import accelerator_of, plan_of, section, stack_in_force
 from equipoise.sim.features.post_training.decode import DRAWN, Decode, alone_s, decode_of, done_s, lengths, tool_waits_s
-from equipoise.sim.features.post_training.section import Loop
+from equipoise.sim.features.post_training.section import Loop, nodes_of
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.llm.step_time import StepEstimate, step_time
 from equipoise.sim.scenario.model import Model, Scenario
@@ -139,10 +139,11 @@ def _evaluation_s(loop: Loop, decode: Decode, seed: int) -> float:
 def decode_for(loop: Loop, scenario: Scenario) -> Decode:
     """The time of an iteration on the cluster's GPUs."""
     model = scenario.workload.models[loop.model]
-    group, profile = scenario.cluster.groups[0], load_profile(scenario.cluster.hardware)
+    group, profile = nodes_of(scenario), load_profile(scenario.cluster.hardware)
     accelerator, spec = profile.accelerator(group.accelerator), section(model)[0]
     machine = accelerator_of(accelerator, model.precision, link_bytes_per_s(group, profile), spec)
-    return decode_of(spec.shape(), machine, loop)
+    found = decode_of(spec.shape(), machine, loop)
+    return found._replace(**{n: t / group.speed for n, t in found._asdict().items() if n.endswith("_s")})
 
 
 def _work_s(loop: Loop, model: Model, scenario: Scenario, tokens: Floats, steps: int) -> tuple[float, float]:
@@ -152,7 +153,7 @@ def _work_s(loop: Loop, model: Model, scenario: Scenario, tokens: Floats, steps:
     mean length of a token's own.
     """
     spec, bound = section(model)
-    group, profile = scenario.cluster.groups[0], load_profile(scenario.cluster.hardware)
+    group, profile = nodes_of(scenario), load_profile(scenario.cluster.hardware)
     accelerator, shape = profile.accelerator(group.accelerator), spec.shape()
     packed = shape.sequence * bound.layout.micro_batch
     own = float((tokens**2).sum() / tokens.sum())
@@ -194,7 +195,7 @@ def _saved_s(loop: Loop, t: StepEstimate, read_s: float) -> float:
 def _handover_s(loop: Loop, model: Model, scenario: Scenario) -> float:
     if not loop.generates:
         return 0.0
-    group = scenario.cluster.groups[0]
+    group = nodes_of(scenario)
     nodes = math.ceil(loop.trainer_gpus / group.gpus)
     rate = loop.handover.rate if loop.colocated else min(loop.handover.rate, nodes * group.network)
     share = 1.0 if loop.adapter == "none" else 0.01  # adapters of rank 16 to 64 have about 1 % of the weights

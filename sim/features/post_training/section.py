@@ -141,4 +141,9 @@ def loops_of(scenario: Any) -> tuple[Loop, ...]:
     return found
 
 
+def nodes_of(scenario: Any) -> Any:
+    """The nodes that have GPUs, all of one kind."""
+    return next(group for group in scenario.cluster.groups if group.gpus)
+
+
 KEYS = PostTrainingKeys

@@ -47,9 +47,11 @@ def _rows(tables: Tables) -> list[dict[str, Any]]:
 SHOWN = Shown(
     heading=("post-training", "Post-training", "How long a step takes, and what waits"),
     metrics=(
-        Metric("post_training_step_s", "post-training step", after="queueing_p99_s", target="post_training_step"),
+        Metric(
+            "post_training_step_s", "post-training step", after="queueing_p99_s", target="post_training_step", of_step=1
+        ),
         Metric("post_training_waiting_ratio", "GPUs wait in it", target="post_training_waiting"),
-        Metric("post_training_tokens_per_s", "tokens per second in it", more_is_better=True),
+        Metric("post_training_tokens_per_s", "tokens per second in it", more_is_better=True, of_step=-1),
     ),
     tables=("post_training",),
     summary=_summary,

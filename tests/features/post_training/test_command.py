@@ -68,3 +68,37 @@ def test_trainers_that_need_more_memory_than_there_is(capsys: pytest.CaptureFixt
     changes = (f"{model}.config=llama3-70b", f"{model}.layout.pp=1")
     assert main(["post-train", SCENARIO, *(text for change in changes for text in ("--set", change))]) == OK
     assert "training needs" in capsys.readouterr().err
+
+
+def test_a_split_that_does_not_fit_is_not_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """8 GPUs are one replica of 32B: 18 bytes a parameter over 8 are 74 GB, with activations 94.6 GB of 85."""
+    response = "post_training.0.response={mean: 1600, cov: 2, most: 32768}"
+    assert main(["post-train", SCENARIO, "--set", response]) == OK
+    out = capsys.readouterr().out
+    assert out.startswith("Of 64 GPUs, 48 for rollouts and 16 for training are fastest")
+    assert "not shown: training needs more memory than a GPU has: 56 + 8" in out
+
+
+def test_a_run_has_the_interval_of_its_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the step and of what follows from it: all are as far off as the step, 0.69 to 1.59 times."""
+    assert main(["run", SCENARIO, "--set", "post_training.0.rollout.gpus=32", "--format", "json", "-q"]) == OK
+    row = json.loads(capsys.readouterr().out)
+    low, high = row["sure"]["step_factor_interval"]
+    for name in ("post_training_step_s", "makespan_s", "cost_usd"):
+        assert row["sure"]["intervals"][name] == pytest.approx([row[name] * low, row[name] * high])
+
+
+def test_storage_nodes_and_slow_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes without GPUs change neither step nor price; at half the speed rollouts take twice as long, too."""
+
+    def best(change: str) -> dict[str, float]:
+        assert main(["post-train", SCENARIO, "--set", change, "--format", "json", "-q"]) == OK
+        found: dict[str, float] = json.loads(capsys.readouterr().out)["splits"][0]
+        return found
+
+    node = "count: 8, gpus: 8, accelerator: h100_sxm, nic: 400 Gbit/s, nics: 8"
+    plain = best("seed=1")
+    assert best(f"cluster.nodes=[{{name: disks, count: 2, gpus: 0}}, {{{node}}}]") == plain
+    slow = best("cluster.nodes.0.speed=0.5")
+    assert slow["rollout_s"] == pytest.approx(2 * plain["rollout_s"])
+    assert slow["training_s"] == pytest.approx(2 * plain["training_s"])

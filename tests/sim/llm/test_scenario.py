@@ -176,7 +176,8 @@ def test_fit_shows_the_step_that_is_simulated(
     case["workload"]["models"]["m"] |= model
     case["workload"]["jobs"][0] |= job
     node = {**case["cluster"]["nodes"][0], "count": 8, "accelerator": "h200_sxm"}
-    case["cluster"] |= {"nodes": [{**node, "name": f"g{k}", **group} for k, group in enumerate(groups)], **cluster}
+    nodes = [{**node, "name": f"g{k}", **group} for k, group in enumerate(groups)]
+    case["cluster"] |= {"nodes": [*nodes, {"name": "disks", "gpus": 0}], **cluster}
     case |= {"energy": energy, "policy": "fifo", "restart": {"initialisation": 0}}
     case["queues"] = {"partitions": [{"name": "p", "nodes": ["g1"]}]}
     with TemporaryDirectory() as folder:
