@@ -46,3 +46,10 @@ def test_the_cases_are_ten_and_a_draw_has_other_seeds() -> None:
     assert len(public) == 10
     assert {one.seed for one in public.values()} == {1}
     assert {one.seed for one in drawn.values()}.isdisjoint(range(1, 6))
+
+
+def test_no_published_result_is_below_its_bound() -> None:
+    given, times = benchmark.cases(), benchmark.published()
+    least = benchmark.bounds(given, times)
+    for line in benchmark.table(times, list(given)):
+        assert all(line.ratios[name] >= least[name] * (1 - 1e-9) for name in given), line.policy
