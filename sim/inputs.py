@@ -18,7 +18,7 @@ from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.scenario.model import Scenario, SpreadSizes
 from equipoise.sim.traces.generate import generate
 from equipoise.sim.traces.trace import Trace
-from equipoise.sim.world.feature import features
+from equipoise.sim.world.feature import features, with_jobs
 
 
 def trace_of(scenario: Scenario) -> Trace | None:
@@ -51,6 +51,7 @@ def run_inputs(scenario: Scenario, policy: Policy, seed: int, trace: Trace | Non
 
 
 def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str, str]:
+    scenario = with_jobs(scenario, 0)  # jobs of features follow from the seed, which counts by itself
     texts = {
         "scenario with its defaults": scenario.model_dump_json(exclude={"policy", "seed"}),  # those that ran count
         "hardware profile": load_profile(scenario.cluster.hardware).model_dump_json(),

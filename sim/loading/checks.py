@@ -45,10 +45,11 @@ MAX_NODES, MAX_GPUS, MAX_JOBS = 1_000_000, 20_000_000, 5_000_000
 """More than fits into memory: most likely a number meant for something else."""
 
 
-def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True) -> list[Problem]:
+def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True, shapes: bool = True) -> list[Problem]:
     """Everything that makes the scenario impossible to run; `base` is the folder of its file.
 
-    `fits`: whether a job that does not fit into memory is one of them.
+    `fits`: whether a job that does not fit into memory is one of them. `shapes`: whether models have theirs, which
+    features ask for.
     """
     if found := list(_sizes(scenario)):
         return found
@@ -76,7 +77,7 @@ def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True)
     for k, job in enumerate(scenario.workload.jobs):
         found += _job(scenario, profile, job, ("workload", "jobs", k), fits)
     found += _described(scenario)
-    for feature in features(scenario):
+    for feature in features(scenario) if shapes else ():
         found += feature.problems(scenario, profile)
     found += [*throughput_problems(scenario), *pool_problems(scenario)]
     for name, model in scenario.workload.models.items():

@@ -207,7 +207,7 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
     if has_transformers(scenario):
         scenario, wrong = read_files(scenario, base)
         if wrong:
-            raise InputError(_lines(tree, [*wrong, *problems(_plain(scenario), base)]))
+            raise InputError(_lines(tree, [*wrong, *problems(_plain(scenario), base, shapes=False)]))
     scenario, wrong = with_samples(scenario)
     if wrong:
         raise InputError(_lines(tree, wrong))
@@ -255,7 +255,8 @@ def _also_wrong(tree: Tree, base: Path | None, error: ValidationError) -> list[s
         away = {loc[0] for loc in gone & _STAND_INS.keys()}
         if "cluster" in away or any(loc[0] == "cluster" and loc[-1] in ("count", "gpus") for loc in gone):
             away |= {"workload", "faults"}  # what fits into a cluster of unknown size, nobody can say
-        return found + _lines(tree, [p for p in problems(_plain(scenario), base) if p[0][0] not in away])
+        wrong = problems(_plain(scenario), base, shapes=not has_transformers(scenario))
+        return found + _lines(tree, [p for p in wrong if p[0][0] not in away])
     return found
 
 

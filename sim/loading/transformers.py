@@ -323,7 +323,7 @@ def _layout(
         return spec.layout, ""
     sizes = {(job.gpus, job.global_batch) for job in jobs}
     if len(sizes) != 1:
-        given = "no job uses this model" if not sizes else f"jobs of {len(sizes)} sizes use it"
+        given = "no job uses this model; give its 'layout'" if not sizes else f"jobs of {len(sizes)} sizes use it"
         raise WrongValueError((*path, "plan"), f"auto needs jobs of a single size (gpus, global_batch); {given}")
     gpus, batch = sizes.pop()
     try:

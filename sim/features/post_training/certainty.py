@@ -101,6 +101,8 @@ def certainty_of(loop: Loop, scenario: Scenario) -> StepCertainty:
         outside.append("replicas that go on with the next step's responses")
     if loop.response.most > 16384:
         outside.append(f"responses of {loop.response.most:,} tokens")
+    if loop.prompt_tokens > 16384:
+        outside.append(f"prompts of {loop.prompt_tokens:,} tokens")
     nearest = min(
         runs, key=lambda run: math.log(run.parameters / size) ** 2 + math.log(run.gpus / loop.gpus) ** 2 / 4.0
     )

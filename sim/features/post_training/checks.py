@@ -9,7 +9,7 @@ from equipoise.sim.features.post_training.certainty import certainty_of
 from equipoise.sim.features.post_training.phases import decode_for, phases
 from equipoise.sim.features.post_training.section import Loop, loops_of, nodes_of
 from equipoise.sim.hardware.profile import HardwareProfile
-from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.model import JobSpec, Scenario
 from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import KeyPath
 from equipoise.sim.scenario.units import format_bytes
@@ -25,6 +25,10 @@ def problems(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
         if loop.name in seen:
             yield (*path, "name"), f"{loop.name!r} is the name of two loops"
         seen.add(loop.name)
+        own = JobSpec(name=loop.name, arrival=loop.arrival, priority=loop.priority, gpus=loop.gpus, duration=1.0)
+        for job in scenario.workload.jobs:  # a stored scenario has the loop's own, as long as it was then
+            if job.name == loop.name and job.model_copy(update={"duration": 1.0}) != own:
+                yield (*path, "name"), f"{loop.name!r} is the name of a job in workload.jobs, too"
         found = list(_models(loop, scenario, path)) or list(_room(loop, scenario, path))
         yield from found
 

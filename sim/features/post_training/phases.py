@@ -155,10 +155,10 @@ def _work_s(loop: Loop, model: Model, scenario: Scenario, tokens: Floats, steps:
     spec, bound = section(model)
     group, profile = nodes_of(scenario), load_profile(scenario.cluster.hardware)
     accelerator, shape = profile.accelerator(group.accelerator), spec.shape()
-    packed = shape.sequence * bound.layout.micro_batch
     own = float((tokens**2).sum() / tokens.sum())
+    packed = max(float(shape.sequence * bound.layout.micro_batch), own)
     beside = max(1, round(packed / own))
-    each = max(1, round(packed / beside))
+    each = bound.layout.cp * max(1, round(packed / beside / bound.layout.cp))
     data, rest = divmod(loop.trainer_gpus, bound.layout.replica_gpus)
     if rest or not data:
         size = bound.layout.replica_gpus

@@ -46,6 +46,7 @@ def test_the_same_as_data(capsys: pytest.CaptureFixture[str]) -> None:
         ("post_training.0.algorithm=dpo", "'dpo' generates nothing"),
         ("post_training.0.response.mean=5000", "is not below 'most', 4096"),
         ("post_training.0.critic=policy", "allowed with ppo"),
+        ("workload.jobs=[{name: grpo, gpus: 8, duration: 60}]", "is the name of a job in workload.jobs, too"),
     ],
 )
 def test_wrong_input(change: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +55,7 @@ def test_wrong_input(change: str, said: str, capsys: pytest.CaptureFixture[str])
     error = capsys.readouterr().err
     assert said in error
     assert "post_training.0" in error
+    assert len(error.splitlines()) == 1
 
 
 def test_a_scenario_without_a_loop(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +88,23 @@ def test_a_run_has_the_interval_of_its_loop(capsys: pytest.CaptureFixture[str]) 
     low, high = row["sure"]["step_factor_interval"]
     for name in ("post_training_step_s", "makespan_s", "cost_usd"):
         assert row["sure"]["intervals"][name] == pytest.approx([row[name] * low, row[name] * high])
+
+
+def test_a_run_with_another_seed_runs_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The loop's job follows from the seed; the stored scenario has it, and is no changed input."""
+    few = ("--set", "post_training.0.steps=3", "--out", str(tmp_path / "r"))
+    assert main(["run", SCENARIO, "--seed", "4", *few]) == OK
+    assert main(["rerun", str(tmp_path / "r")]) == OK
+    assert "differs" not in capsys.readouterr().out
+
+
+def test_sequences_of_any_length_suit_context_parallelism(capsys: pytest.CaptureFixture[str]) -> None:
+    """1,365 tokens, three to a micro-batch of 4,096, are counted as 1,364 over four GPUs; 32 GPUs are two replicas."""
+    same = "{mean: 1365, cov: 0, most: 4096}"
+    changes = (f"response={same}", "prompt_tokens=0", "rollout.gpus=32")
+    sets = [f"post_training.0.{text}" for text in changes] + ["workload.models.policy.transformer.layout.cp=4"]
+    assert main(["post-train", SCENARIO, *(text for change in sets for text in ("--set", change))]) == OK
+    assert "32 + 32" in capsys.readouterr().out
 
 
 def test_storage_nodes_and_slow_nodes(capsys: pytest.CaptureFixture[str]) -> None:
