@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -263,6 +264,17 @@ def _network(cluster: ClusterSpec, profile: HardwareProfile) -> NetworkRates:
     return NetworkRates(gpus, nic, driven, rack * gpus, rack * nic / kind.oversubscription)
 
 
+def _links(network: NetworkRates) -> dict[str, Any]:
+    """The keys of a bound layout for these rates."""
+    return {
+        "node_gpus": network.node_gpus,
+        "nic": network.node_bytes_per_s,
+        "gpu_nic": network.gpu_bytes_per_s,
+        "rack_gpus": network.rack_gpus,
+        "rack": network.rack_bytes_per_s,
+    }
+
+
 def _bound(scenario: Scenario, profile: HardwareProfile, model: Model, jobs: list[JobSpec], path: KeyPath) -> Model:
     """The model with what follows from its section, its jobs and the cluster. Raises WrongValueError."""
     spec, inner = model.transformer, (*path, "transformer")
@@ -285,11 +297,7 @@ def _bound(scenario: Scenario, profile: HardwareProfile, model: Model, jobs: lis
         layout=layout,
         dp=max(1, first.gpus // layout.replica_gpus) if first else fewest,
         global_batch=first.global_batch if first else fewest * layout.micro_batch,
-        node_gpus=network.node_gpus,
-        nic=network.node_bytes_per_s,
-        gpu_nic=network.gpu_bytes_per_s,
-        rack_gpus=network.rack_gpus,
-        rack=network.rack_bytes_per_s,
+        **_links(network),
         why=why,
     )
     shape = spec.shape()
@@ -305,7 +313,14 @@ def _bound(scenario: Scenario, profile: HardwareProfile, model: Model, jobs: lis
     )
     for job in jobs:
         _possible(job, layout, model, shape, path)
-    made = with_factor(made, profile, groups[0], inner)
+    if spec.measured_step is not None:  # over the links of its own nodes, where they are there
+        own = [g for g in groups if g.accelerator == spec.measured_step.accelerator] or groups
+        links = _network(scenario.cluster.model_copy(update={"nodes": tuple(own)}), profile)
+        there = bound.model_copy(update=_links(links))
+        spec = spec.model_copy(update={"bound": there})
+        scaled = section(with_factor(made.model_copy(update={"transformer": spec}), profile, own[0], inner))[1]
+        bound = bound.model_copy(update={"factor": scaled.factor})
+        made = made.model_copy(update={"transformer": spec.model_copy(update={"bound": bound})})
     return made.model_copy(update={"overlap": overlap_of(made, profile, groups[0])})
 
 

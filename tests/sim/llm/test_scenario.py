@@ -108,6 +108,10 @@ def test_a_measured_step_sets_one_factor() -> None:
     plain, twice = (step_s(from_mapping(data(batch=256, **more))) for more in ({}, {"measured_step": own}))
     small = step_s(from_mapping(data()))
     assert twice / plain == pytest.approx(7.5 / small, rel=1e-3)
+    case = data(measured_step=own)  # slower nodes beside its own change no measured step
+    case["cluster"]["nodes"].append({"name": "old", "gpus": 8, "accelerator": "a100_sxm_80gb", "nic": 2e9})
+    case["workload"]["jobs"][0]["gpu_types"] = ["h100_sxm"]
+    assert step_s(from_mapping(case)) == pytest.approx(7.5, rel=0.01)
 
 
 def test_a_measured_step_never_makes_links_faster() -> None:
