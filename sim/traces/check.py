@@ -187,6 +187,8 @@ def _edges(rows: Rows, every_s: Floats) -> Iterator[Finding]:
         return
     begin_s = float(np.nanmin(end_s[kept]))
     early = kept & (start_s < begin_s)
+    if not early.any():  # durations too short to be seen beside the times
+        return
     share = float(every_s[early].sum()) / max(float(every_s[kept].sum()), 1e-9)
     effect = (
         f"{100 * share:.3g} % of the load; jobs that ended before {moment(begin_s)} are not in the record: the "

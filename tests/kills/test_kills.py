@@ -39,9 +39,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 ONLY_READ = {"query", "watch"}
 """Commands whose --out is read; of them `query --to` writes, and `watch --page`."""
-ELSEWHERE = {"validate-against", "schedule"}
-"""Commands whose input is not in this folder: public data (written as `import` writes, a whole file at once), and
-a Slurm (tests/live/queue)."""
+ELSEWHERE = {"validate-against", "schedule", "post-train", "bench"}
+"""Commands whose input is not in this folder: public data and loops (written as `import` writes, a whole file at once),
+a Slurm (tests/live/queue), and the benchmark, whose runs are a sweep's (tests/study/test_benchmark.py)."""
 
 
 WRITES_TO = {"out", "to", "page", "timeline", "figures", "write", "rows", "journal"}

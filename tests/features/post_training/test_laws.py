@@ -82,7 +82,8 @@ def test_laws(keys: dict[str, Any], rollout: int | None, behind: int, calls: flo
         assert further.total_s <= step.total_s * (1 + 1e-9)
         if behind:
             streamed = scenario(**keys, rollout={**split, "stream": True}, behind=behind)
-            assert parts(*found(streamed)).total_s <= step.total_s * (1 + 1e-9)
+            # the next step's responses share a replica's iterations, and slow its last ones a little
+            assert parts(*found(streamed)).total_s <= step.total_s * (1 + 1e-3)
 
 
 @settings(max_examples=25, deadline=None)
