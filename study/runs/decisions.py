@@ -48,8 +48,14 @@ def decision(
     table = [("option", LABELS[key].strip(), "90 %", "cost", "90 %", "energy", "choice")]
     for row in rows:
         choice = "frontier" if row["values"] in best else ""
-        table.append((row["values"], *(text for m in (key, COST) for text in (show(m, row[m]), row[f"{m} 90 %"])),
-                      show("energy_j", row["energy_j"]), choice))  # fmt: skip
+        table.append(
+            (
+                row["values"],
+                *(text for m in (key, COST) for text in (show(m, row[m]), row[f"{m} 90 %"])),
+                show("energy_j", row["energy_j"]),
+                choice,
+            )
+        )
     ratios = [line for metric in ("makespan_s", COST) for line in _ratios(scenarios, made, metric)]
     return Findings(
         "Comparison of scenarios",
