@@ -49,7 +49,7 @@ class StepTrace:
     before it begins (parameters, states). host_reads: values that the host waited for. parameters: that are trained.
     gradients: (operations before it was complete, bytes) of each trained parameter's, in the order of completion.
     sent: (operations before it, collective, bytes of the whole tensor) of each exchange of a step of `ranks` ranks.
-    compiled: operations are fused by the rule of `fuse`.
+    compiled: operations are fused by the rule of `fuse`. saved_bytes: of kept_bytes without gradients, as a checkpoint.
     """
 
     operations: Sequence[TracedOperation]
@@ -63,6 +63,7 @@ class StepTrace:
     ranks: int = 1
     sent: Sequence[tuple[int, str, int]] = ()
     compiled: bool = False
+    saved_bytes: float = 0.0
 
     @property
     def exchanged(self) -> Mapping[str, float]:
@@ -244,7 +245,7 @@ def shapes(tensors: Sequence[torch.Tensor]) -> list[Shape]:
 
 def record(make: MakeStep, batch: int, ranks: int = 1, device: str = "cuda") -> StepTrace:
     """Record the second training step of `make(batch)` on the first of `ranks`. Raises CannotTraceError, one line."""
-    trained: dict[int, int] = {}
+    trained: dict[int, torch.Tensor] = {}
     gradients: dict[int, tuple[int, int]] = {}
 
     recorder = StepRecorder()
@@ -257,7 +258,7 @@ def record(make: MakeStep, batch: int, ranks: int = 1, device: str = "cuda") -> 
         for parameter in (p for group in optimiser.param_groups for p in group["params"]):
             if id(parameter) not in trained and parameter.requires_grad:
                 hooks.append(parameter.register_post_accumulate_grad_hook(complete))
-            trained[id(parameter)] = parameter.numel()
+            trained[id(parameter)] = parameter
         recorder.updating = True
 
     def stepped(*_: Any) -> None:
@@ -272,6 +273,7 @@ def record(make: MakeStep, batch: int, ranks: int = 1, device: str = "cuda") -> 
             step()
             recorder._settle()
             kept = recorder.memory.allocated_bytes
+            saved = kept - sum(map(_gradient_bytes, trained.values()))
             recorder.operations.clear()
             recorder.flows.clear()
             recorder.memory.reset_peak()
@@ -300,9 +302,18 @@ def record(make: MakeStep, batch: int, ranks: int = 1, device: str = "cuda") -> 
         memory.peak_reserved_bytes,
         kept,
         recorder.host_reads,
-        sum(trained.values()),
+        sum(parameter.numel() for parameter in trained.values()),
         tuple(complete_at),
         ranks,
         tuple(sent),
         pretence.compiled,
+        saved,
     )
+
+
+def _gradient_bytes(parameter: torch.Tensor) -> int:
+    """Bytes of a parameter's gradient that this rank holds now."""
+    gradient: Any = parameter.grad
+    if gradient is None:
+        return 0
+    return int((gradient.to_local() if hasattr(gradient, "to_local") else gradient).nbytes)

@@ -147,6 +147,7 @@ def _scenario(line: TracedLine, name: str) -> dict[str, Any]:
         held *= trace.ranks
     elif trace.ranks == 1:
         held += gradient  # DistributedDataParallel's buckets hold the gradient again
+    saved = trace.saved_bytes * (trace.ranks if sharded(trace) else 1)
     state = max(0.0, held / trace.parameters - 4.0)  # the simulator counts weights and gradients in 16 bits
     per_node = min(GPUS_PER_NODE, gpus)
     return {
@@ -181,6 +182,15 @@ def _scenario(line: TracedLine, name: str) -> dict[str, Any]:
                     },
                 },
             },
-            "jobs": [{"name": name, "gpus": gpus, "model": name, "steps": 1000, "global_batch": gpus * trace.batch}],
+            "jobs": [
+                {
+                    "name": name,
+                    "gpus": gpus,
+                    "model": name,
+                    "steps": 1000,
+                    "global_batch": gpus * trace.batch,
+                    "checkpoint": {"size": float(f"{saved:.6g}")},
+                }
+            ],
         },
     }

@@ -457,8 +457,10 @@ def test_a_traced_model_trains_on_many_gpus(script: Path, tmp_path: Path, capsys
     factors = [few[end] / few["step_s"] for end in ("step_low_s", "step_high_s")]
     ends = [factor * run["makespan_s"] for factor in factors]
     assert run["sure"]["intervals"]["makespan_s"] == pytest.approx(ends)
-    model = prepare(path)[0].workload.models["deep"]
+    workload = prepare(path)[0].workload
+    model = workload.models["deep"]
     assert model.gradient == 24 * 2048 * 2049 * 4
+    assert workload.jobs[0].checkpoint.size == pytest.approx(3 * model.gradient, rel=0.03)  # and Adam's moments
     held, each = memory_need_bytes(model, 0, 16), memory_need_bytes(model, 1, 16)
     # In data-parallel training the buckets hold the gradient once more.
     assert held + 512 * (each - held) == pytest.approx(few["peak_bytes"] + model.gradient, rel=1e-3)
