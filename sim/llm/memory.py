@@ -20,7 +20,7 @@ import numpy as np
 
 from equipoise.sim.llm.hardware import AcceleratorRates
 from equipoise.sim.llm.quantities import ShardingPlan, stage_parameters
-from equipoise.sim.llm.shape import Layout
+from equipoise.sim.llm.shape import NARROW, Layout
 from equipoise.sim.llm.stack import Floats
 
 USABLE = 0.97
@@ -203,6 +203,13 @@ def _activations(plan: ShardingPlan, kept: Floats, stack: MemoryStack) -> tuple[
 def _logits(plan: ShardingPlan) -> float:
     s, la = plan.shape, plan.layout
     return la.micro_batch * s.sequence / la.context * s.vocab / la.tensor
+
+
+def peak_spread(plan: ShardingPlan, measured: tuple[float, float]) -> tuple[float, float]:
+    """Measured over predicted peak at 5 % and 95 %: `measured` of layouts that were measured, else the general one."""
+    la = plan.layout
+    unseen = plan.shape.experts or la.recompute != "none" or la.context > 1 or la.precision in NARROW
+    return GENERAL[1] if unseen else measured
 
 
 def peaks(counted: Iterable[tuple[Floats, Floats]], stack: MemoryStack, stage: int | None = None) -> Floats:

@@ -352,6 +352,7 @@ def _layout(
             memory_stack(spec, model),
             precision_of(model.precision),
             speed,
+            spec.memory_spread,
         )
     except ValueError as error:
         raise WrongValueError((*path, "plan"), error) from None

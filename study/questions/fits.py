@@ -25,7 +25,7 @@ from equipoise.sim.cost.transformer import (
 )
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.certainty import Spread, StepCertainty
-from equipoise.sim.llm.memory import GENERAL, MemoryEstimate, memory, smallest_change
+from equipoise.sim.llm.memory import GENERAL, MemoryEstimate, memory, peak_spread, smallest_change
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.search import Search, describe, search, why
 from equipoise.sim.llm.shape import NARROW, Layout
@@ -101,7 +101,7 @@ class Fits:
         """Whether it fits, how long a step takes, and what would change that."""
         estimate, la = self.memory, self.plan.layout
         interval = f"{_gb(estimate.low)} .. {_gb(estimate.high)}"
-        verb = "fits" if estimate.fits else "does not fit"
+        verb = "does not fit" if not estimate.fits else "fits" if self.fits_chance >= 0.5 else "may not fit"
         told = f"{self.model} {verb} on {la.gpus:,} GPUs: {_gb(estimate.peak)} (90 %: {interval}) of "
         told += f"{_gb(estimate.capacity)} usable; the interval is {self.memory_rests_on}."
         if estimate.fits and estimate.high > estimate.capacity:
@@ -181,15 +181,26 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         accelerator = min(map(profile.accelerator, names), key=lambda a: a.memory_bytes.value)
         plan = _plan(plan_of(model, accelerator, config.fabric_bytes_per_s), job)
         stack, keeps = stack_in_force(model), memory_stack(spec, model)
-        estimate = memory(plan, keeps, spec.memory_spread(plan.layout, bool(plan.shape.experts)))
+        estimate = memory(plan, keeps, peak_spread(plan, spec.memory_spread))
         of_stage = spec.memory_stage in (None, estimate.fullest)
         if not of_stage:
             estimate = memory(plan, keeps, GENERAL[1])
         changed = None if estimate.fits else smallest_change(plan, keeps)
         change = {} if estimate.fits else None if changed is None else _difference(plan.layout, changed.layout)
-        machines = (plan.shape, plan.accelerator, plan.network)
-        speed, precision = 1.0 / float(config.scale.max()), precision_of(model.precision)
-        other = search(*machines, job.gpus, job.global_batch, stack, keeps, precision, speed) if plans else None
+        other = None
+        if plans:
+            other = search(
+                plan.shape,
+                plan.accelerator,
+                plan.network,
+                job.gpus,
+                job.global_batch,
+                stack,
+                keeps,
+                precision_of(model.precision),
+                speed=1.0 / float(config.scale.max()),
+                spread=spec.memory_spread,
+            )
         made = Fits(
             job.name,
             job.model or "",

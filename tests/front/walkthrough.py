@@ -144,18 +144,34 @@ def _rewritten(kind: str, body: str) -> str:
 
 
 def kept(expected: tuple[str, ...], actual: list[str]) -> tuple[str, ...]:
-    """The new output; where lines were left out, each kept line is the one with its label, else its first word."""
-    if LEFT_OUT not in expected:
+    """The new output; where lines were left out, the first and the last lines, and as many from each kept label on."""
+    parts: list[list[str]] = [[]]
+    for line in expected:
+        parts[-1].append(line)
+        if line == LEFT_OUT:
+            parts.append([])
+    if len(parts) == 1:
         return tuple(actual)
-    return tuple(line if line == LEFT_OUT else _renewed(line, actual) for line in expected)
+    found: list[str] = []
+    for number, part in enumerate(parts):
+        lines = [line for line in part if line != LEFT_OUT]
+        if number == 0 or not lines:
+            start = 0
+        elif number == len(parts) - 1:
+            start = max(0, len(actual) - len(lines))
+        else:
+            start = _place(lines[0], actual)
+        found += [*actual[start : start + len(lines)], *(LEFT_OUT for line in part if line == LEFT_OUT)]
+    return tuple(found)
 
 
-def _renewed(line: str, actual: list[str]) -> str:
+def _place(line: str, actual: list[str]) -> int:
+    """Where the line with this one's label stands, else the one with its words, else with its first word."""
     for of in (_label, _words, lambda text: text.split()[:1]):
-        for new in actual:
+        for place, new in enumerate(actual):
             if of(new) == of(line):
-                return new
-    return line
+                return place
+    raise ValueError(f"no line of the output is like {line!r}; write the page anew")
 
 
 def _words(line: str) -> object:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from equipoise.sim.llm.memory import FITTED, GENERAL, MEMORY_STACKS, STAGE_MEASURED, UNFITTED, MemoryStack
 from equipoise.sim.llm.published import SHAPES, with_sequence
-from equipoise.sim.llm.shape import NARROW, LatentAttention, Layout, Transformer
+from equipoise.sim.llm.shape import LatentAttention, Layout, Transformer
 from equipoise.sim.llm.shape import Precision as Numbers
 from equipoise.sim.llm.stack import STACKS, Stack
 from equipoise.sim.scenario.units import Bytes, BytesPerS, Count, Float, Flop, Int, Seconds, Section, Share, Span
@@ -233,12 +233,10 @@ class TransformerSpec(Section):
         """Whether peaks of the stack were measured."""
         return bool(self.stack.memory) if isinstance(self.stack, StackSpec) else self.stack in MEMORY_STACKS
 
-    def memory_spread(self, layout: Layout, experts: bool) -> tuple[float, float]:
-        """Measured over predicted peak, at 5 % and at 95 %; general where no such layout was measured."""
-        unseen = experts or layout.recompute != "none" or layout.context > 1 or layout.precision in NARROW
-        if unseen or isinstance(self.stack, StackSpec):
-            return GENERAL[1]
-        return MEMORY_STACKS.get(self.stack, GENERAL)[1]
+    @property
+    def memory_spread(self) -> tuple[float, float]:
+        """Measured over predicted peak, at 5 % and at 95 %, of layouts that were measured; general for other stacks."""
+        return GENERAL[1] if isinstance(self.stack, StackSpec) else MEMORY_STACKS.get(self.stack, GENERAL)[1]
 
     @property
     def memory_stage(self) -> int | None:
