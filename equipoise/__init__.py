@@ -11,6 +11,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.base.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from equipoise.api import load, run
     from equipoise.live.attach import attach
@@ -23,7 +25,6 @@ if not (Path(__file__).parent / "sim").is_dir():
         "clone again with git's core.symlinks on"
     )
 
-__version__ = "0.1.0"
 __all__ = ["Scenario", "attach", "compare", "load", "run", "size", "sweep"]
 
 _WHERE = {

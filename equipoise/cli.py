@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from equipoise import __version__
+from equipoise.base.version import __version__
 from equipoise.exit_codes import FAILURE, INTERRUPTED, OK, TERMINATED, WRONG_INPUT
 from equipoise.options import CommandState
 from equipoise.study.signals import heard_inside, terminable

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, InstanceOf, PlainValidator, StrictBool
 
 from equipoise.live.rules import Count, Positive, Real, Whole, follow
-from equipoise.policies.plan import RateRule
+from equipoise.policies.rate_rules import RateRule
 
 Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]

@@ -10,8 +10,9 @@ import numpy as np
 
 from equipoise.policies.kernels.placement import allocation_fault
 from equipoise.policies.observation import DONE, Floats, Ints, Observation
-from equipoise.policies.plan import CHANGES, SCRIPT, UNCHANGED, Allocation, Moves, Plan
+from equipoise.policies.plan import CHANGES, UNCHANGED, Allocation, Moves, Plan
 from equipoise.policies.quotas.limits import breaches
+from equipoise.policies.rate_rules import SCRIPT
 
 
 def check(plan: Plan, observation: Observation, before: Plan = UNCHANGED) -> str | None:

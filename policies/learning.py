@@ -11,7 +11,8 @@ import numpy as np
 
 from equipoise.policies.observation import Floats, Ints, Observation
 from equipoise.policies.physics import efficiency, rate_worth, ruled_rate
-from equipoise.policies.plan import ADASCALE, LINEAR, SCRIPT, UNSCALED, Plan
+from equipoise.policies.plan import Plan
+from equipoise.policies.rate_rules import ADASCALE, LINEAR, SCRIPT, UNSCALED
 
 _MARGIN = 0.05
 """Least relative change of a rate at an unchanged batch; 5 % off the best rate costs 0.25 % of a step."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from equipoise.policies.kernels.arrays import heapify, sift_down
 from equipoise.policies.kernels.jit import ZERO, jit, jit_in_place
 from equipoise.policies.observation import Floats, Ints
-from equipoise.policies.plan import LINEAR, SCRIPT, SQRT, UNSCALED
+from equipoise.policies.rate_rules import LINEAR, SCRIPT, SQRT, UNSCALED
 
 _NOISE = 2.0**-30  # a difference below this share of a unit is rounding, not a difference
 

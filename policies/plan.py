@@ -7,17 +7,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
-
-RateRule = Literal["adascale", "sqrt", "linear", "none", "script"]
-RULES: tuple[RateRule, ...] = get_args(RateRule)
-"""How a job's learning rate follows its batch: by the gain of AdaScale (SGD), the square root (adaptive), in
-proportion, or not at all; or the training script sets it, and a plan cannot. Observations hold the index."""
-ADASCALE, SQRT, LINEAR, UNSCALED, SCRIPT = range(len(RULES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from equipoise.policies.physics import efficiency, overlapped_s
 from equipoise.sim.cost.measured import share_kappa
 from equipoise.sim.cost.step import make_exchange, replica_cost_s
 from equipoise.sim.cost.transformer import section
-from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, link_bytes_per_s
+from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.job.paces import Paces
 from equipoise.sim.job.progress import DONE_TOLERANCE
 from equipoise.sim.llm.hardware import GroupLinks
-from equipoise.sim.network.topology import Topology
+from equipoise.sim.network.topology import Topology, link_bytes_per_s
 from equipoise.sim.scenario.model import ClusterSpec, Explicit, JobSpec, Model
 
 Floats = NDArray[np.float64]

@@ -32,7 +32,7 @@ from equipoise.policies.observation import (
     Workers,
 )
 from equipoise.policies.physics import deal, efficiency, rate_worth
-from equipoise.policies.plan import RULES
+from equipoise.policies.rate_rules import RULES
 
 UNBOUNDED = 2**62
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from equipoise.live.options import Options
 from equipoise.live.train.wrapped import Replicated
-from equipoise.policies.plan import RateRule
+from equipoise.policies.rate_rules import RateRule
 
 
 class Optimizers:

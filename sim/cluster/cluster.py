@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from equipoise.policies.kernels.placement import give, take
 from equipoise.policies.kernels.slices import ROUNDING, fit_together, share_left
 from equipoise.policies.observation import Floats, Gpus, Ints, Nodes, writable
 from equipoise.sim.cluster.cache import NodeCaches
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import ClusterSpec, NodeGroup
@@ -57,16 +57,6 @@ def _release(gpu, share, gpu_job, gpu_share_free, gpu_holders, gpu_node, node_fr
             freed += 1
         give(node_free, gpu_share_free, gpu_node[g], g, back)
     return freed
-
-
-@dataclass(slots=True)
-class Holding:
-    """The GPUs of one running job."""
-
-    gpu: Ints
-    share: Floats
-    nodes: Ints  # distinct, ascending
-    weight: float  # sum of the shares
 
 
 class DoubleBookingError(AssertionError):

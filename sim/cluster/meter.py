@@ -6,7 +6,7 @@ import numpy as np
 
 from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.sim.cells import cells
-from equipoise.sim.cluster.cluster import Holding
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.cluster.power import EXPONENT, NodePower
 
 

@@ -10,11 +10,12 @@ import numpy as np
 
 from equipoise.sim.cost.transformer import plan_of, section, stack_in_force
 from equipoise.sim.hardware.kinds import KINDS, LARGE_PRODUCTS
-from equipoise.sim.hardware.profile import HardwareProfile, StepTime, link_bytes_per_s, load_profile
+from equipoise.sim.hardware.profile import HardwareProfile, StepTime, load_profile
 from equipoise.sim.llm.certainty import FEWEST, Spread, StepCertainty, certainty, together
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import stall, step_times
+from equipoise.sim.network.topology import link_bytes_per_s
 from equipoise.sim.scenario.model import JobSpec, Model, NodeGroup, Scenario
 from equipoise.sim.scenario.models.model import StackSpec
 

@@ -10,7 +10,8 @@ import numpy as np
 from equipoise.policies.levels import far_ratio, near_groups
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.physics import deal, speed_at
-from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.cost import measured
 from equipoise.sim.cost.replica_links import group_links, ring_bytes_per_s
 from equipoise.sim.cost.step import (

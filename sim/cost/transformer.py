@@ -10,7 +10,8 @@ import numpy as np
 
 from equipoise.sim.hardware.profile import Accelerator, Measured
 from equipoise.sim.llm import hardware
-from equipoise.sim.llm.memory import COMPILED, EAGER, USABLE, MemoryStack, memory
+from equipoise.sim.llm.memory import USABLE, memory
+from equipoise.sim.llm.memory_stack import COMPILED, EAGER, MemoryStack
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import NARROW
 from equipoise.sim.llm.stack import Stack

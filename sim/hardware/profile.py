@@ -23,7 +23,6 @@ from equipoise.base.files import write_whole
 from equipoise.base.sources import root
 from equipoise.sim.discover import files
 from equipoise.sim.scenario.errors import read_model
-from equipoise.sim.scenario.model import NodeGroup
 from equipoise.sim.scenario.names import alike
 from equipoise.sim.scenario.tree import InputError, write_tree
 from equipoise.sim.scenario.units import (
@@ -322,42 +321,6 @@ class HardwareProfile(_Part):
                 if (fabric.tier, fabric.collective, fabric.accelerator) == (tier, collective, wanted):
                     return fabric
         return None
-
-
-UNKNOWN_LINK_BYTES_PER_S = 32e9
-"""Assumed between the accelerators of a node where nothing says it: PCI Express 4.0 x16, one direction."""
-
-
-def link_bytes_per_s(group: NodeGroup, profile: HardwareProfile) -> float:
-    """Rate (bytes/s) at which a GPU of a node group reaches the others of its node, one direction.
-
-    In order: the group's `fabric`, the accelerator's own link, the fabric that was measured for it, PCI Express.
-    """
-    known = link_known(group, profile)
-    return UNKNOWN_LINK_BYTES_PER_S if known is None else known
-
-
-def link_known(group: NodeGroup, profile: HardwareProfile) -> float | None:
-    """As `link_bytes_per_s`; None where neither group nor profile gives a rate."""
-    if group.fabric is not None:
-        return group.fabric
-    accelerator = profile.accelerators.get(group.accelerator)
-    if accelerator is not None and accelerator.link_bytes_per_s is not None:
-        return accelerator.link_bytes_per_s.value
-    fabric = profile.fabric("intra", accelerator=group.accelerator)
-    return None if fabric is None else fabric.bytes_per_s.value
-
-
-def gpu_nic_bytes_per_s(group: NodeGroup, profile: HardwareProfile) -> float:
-    """Rate (bytes/s) at which one GPU of a node group reaches the network: of one NIC, behind its PCI Express.
-
-    However many NICs a node has, collectives send a GPU's data through the nearest one: one GPU a node with four
-    NICs of 50 GB/s was measured at 41 to 50 GB/s (NVIDIA/nccl issue 1357).
-    """
-    accelerator = profile.accelerators.get(group.accelerator)
-    if accelerator is None or accelerator.pcie_bytes_per_s is None:
-        return group.nic
-    return min(group.nic, accelerator.pcie_bytes_per_s.value)
 
 
 def scenarios_dir() -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from equipoise.policies.observation import Floats, Ints
-from equipoise.sim.cluster.cluster import Holding
+from equipoise.sim.cluster.holding import Holding
 
 
 class Job(Protocol):

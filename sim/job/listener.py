@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from equipoise.policies.observation import Floats, Ints
-from equipoise.sim.cluster.cluster import Holding
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.job.job import Job
 from equipoise.sim.network.transfers import Transfer
 

@@ -6,7 +6,7 @@ import math
 
 from equipoise.policies.levels import mean_interval
 from equipoise.policies.physics import efficiency, rate_worth
-from equipoise.policies.plan import RULES
+from equipoise.policies.rate_rules import RULES
 from equipoise.sim.job.account import BUSY, USEFUL, GpuTimeAccount
 from equipoise.sim.job.period import Period, PeriodOutcome
 from equipoise.sim.scenario.model import JobSpec, Model

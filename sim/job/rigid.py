@@ -13,7 +13,8 @@ from equipoise.policies.kernels.jit import jit
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cells import cells
 from equipoise.sim.clock import Clock
-from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.job.account import BUSY, LOST_TO_FAULTS, RESTART, USEFUL, Use
 from equipoise.sim.job.checkpoints import interval_s, write_s
 from equipoise.sim.job.demand import Demand

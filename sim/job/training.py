@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from equipoise.policies.observation import Floats, Ints
-from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.measured import step_cov

@@ -9,7 +9,8 @@ import numpy as np
 
 from equipoise.policies.observation import Floats
 from equipoise.sim.cells import cells
-from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.cluster.meter import Meter, mean_over
 from equipoise.sim.hardware.contracts import HOUR_S
 from equipoise.sim.hardware.prices import Prices

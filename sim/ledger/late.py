@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from equipoise.policies.observation import Ints
 from equipoise.sim.cells import cells
-from equipoise.sim.cluster.cluster import Holding
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.job.job import Job
 from equipoise.sim.job.listener import Listener
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.observation import Floats, Ints
-from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.job.account import BUSY, HELD, LOST_TO_FAULTS, RESTART, WORK
 from equipoise.sim.job.demand import Demand

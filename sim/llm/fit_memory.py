@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import least_squares
 
-from equipoise.sim.llm.memory import FITTED, MemoryStack, counts, peaks
+from equipoise.sim.llm.memory import counts, peaks
+from equipoise.sim.llm.memory_stack import FITTED, MemoryStack
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.stack import Floats
 

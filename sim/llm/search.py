@@ -10,7 +10,8 @@ from math import sqrt
 import numpy as np
 
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
-from equipoise.sim.llm.memory import MemoryStack, counts, peak_spread, peaks, usable_bytes
+from equipoise.sim.llm.memory import counts, peak_spread, peaks, usable_bytes
+from equipoise.sim.llm.memory_stack import MemoryStack
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import Layout, Precision, Recompute, Transformer
 from equipoise.sim.llm.stack import Stack

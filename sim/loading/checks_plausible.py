@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from equipoise.sim.hardware.profile import UNKNOWN_LINK_BYTES_PER_S, HardwareProfile, link_known
+from equipoise.sim.hardware.profile import HardwareProfile
+from equipoise.sim.network.topology import UNKNOWN_LINK_BYTES_PER_S, link_known
 from equipoise.sim.scenario.model import JobSpec, Model, NodeGroup, Scenario
 from equipoise.sim.scenario.tree import KeyPath, Tree
 from equipoise.sim.scenario.units import format_bytes_per_s, format_scaled, format_seconds, format_share

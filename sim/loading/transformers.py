@@ -26,7 +26,7 @@ from equipoise.sim.cost.transformer import (
     section,
     stack_in_force,
 )
-from equipoise.sim.hardware.profile import HardwareProfile, gpu_nic_bytes_per_s, link_bytes_per_s, load_profile
+from equipoise.sim.hardware.profile import HardwareProfile, load_profile
 from equipoise.sim.llm import search as llm
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
 from equipoise.sim.llm.hf_config import from_config
@@ -34,6 +34,7 @@ from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Layout, Transformer
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import step_time
+from equipoise.sim.network.topology import gpu_nic_bytes_per_s, link_bytes_per_s
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import (
     ClusterSpec,

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.sim.hardware.profile import HardwareProfile, gpu_nic_bytes_per_s, link_bytes_per_s, load_profile
+from equipoise.sim.hardware.profile import HardwareProfile, load_profile
 from equipoise.sim.network.paths import Graph
 from equipoise.sim.scenario.model import ClusterSpec, Explicit, NodeGroup, Star
 
@@ -320,3 +320,39 @@ def _tree_parents(n: int) -> Ints:
 def _other_tree(rank: Ints, n: int) -> Ints:
     """Ranks that stand in the second tree where `rank` stands in the first: inner workers become leaves."""
     return n - 1 - rank if n % 2 == 0 else (rank + 1) % n
+
+
+UNKNOWN_LINK_BYTES_PER_S = 32e9
+"""Assumed between the accelerators of a node where nothing says it: PCI Express 4.0 x16, one direction."""
+
+
+def link_bytes_per_s(group: NodeGroup, profile: HardwareProfile) -> float:
+    """Rate (bytes/s) at which a GPU of a node group reaches the others of its node, one direction.
+
+    In order: the group's `fabric`, the accelerator's own link, the fabric that was measured for it, PCI Express.
+    """
+    known = link_known(group, profile)
+    return UNKNOWN_LINK_BYTES_PER_S if known is None else known
+
+
+def link_known(group: NodeGroup, profile: HardwareProfile) -> float | None:
+    """As `link_bytes_per_s`; None where neither group nor profile gives a rate."""
+    if group.fabric is not None:
+        return group.fabric
+    accelerator = profile.accelerators.get(group.accelerator)
+    if accelerator is not None and accelerator.link_bytes_per_s is not None:
+        return accelerator.link_bytes_per_s.value
+    fabric = profile.fabric("intra", accelerator=group.accelerator)
+    return None if fabric is None else fabric.bytes_per_s.value
+
+
+def gpu_nic_bytes_per_s(group: NodeGroup, profile: HardwareProfile) -> float:
+    """Rate (bytes/s) at which one GPU of a node group reaches the network: of one NIC, behind its PCI Express.
+
+    However many NICs a node has, collectives send a GPU's data through the nearest one: one GPU a node with four
+    NICs of 50 GB/s was measured at 41 to 50 GB/s (NVIDIA/nccl issue 1357).
+    """
+    accelerator = profile.accelerators.get(group.accelerator)
+    if accelerator is None or accelerator.pcie_bytes_per_s is None:
+        return group.nic
+    return min(group.nic, accelerator.pcie_bytes_per_s.value)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from equipoise.policies.plan import RateRule
+from equipoise.policies.rate_rules import RateRule
 from equipoise.sim.scenario.units import Bytes, Count, Float, Int, Positive, Seconds, Section, Share, Span
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from equipoise.policies.contract import Allocation
 from equipoise.policies.observation import RUNNING, Floats, Ints, Refusal
 from equipoise.sim.clock import Clock
-from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.job.job import Job
 from equipoise.sim.job.listener import Listeners
 from equipoise.sim.job.rigid import RigidJob, RigidJobs

@@ -8,7 +8,7 @@ import numpy as np
 
 from equipoise.policies.observation import DONE, RUNNING, WAITING, Floats, Jobs, resize, writable
 from equipoise.sim.cells import cells
-from equipoise.sim.cluster.cluster import Holding
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.job.demand import Demand
 from equipoise.sim.job.job import Job
 from equipoise.sim.job.training import TrainingJob

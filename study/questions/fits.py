@@ -25,7 +25,8 @@ from equipoise.sim.cost.transformer import (
 )
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.certainty import Spread, StepCertainty
-from equipoise.sim.llm.memory import GENERAL, MemoryEstimate, memory, peak_spread, smallest_change
+from equipoise.sim.llm.memory import MemoryEstimate, memory, peak_spread, smallest_change
+from equipoise.sim.llm.memory_stack import GENERAL
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.search import Search, describe, search, why
 from equipoise.sim.llm.shape import NARROW, Layout

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from equipoise.policies.registry import make_policy
-from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
+from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.inputs import step_noise
+from equipoise.sim.network.topology import link_bytes_per_s
 from equipoise.sim.scenario.model import ClusterSpec, Even, Explicit, FaultsSpec, Model, NodeGroup, Noise, Scenario
 
 LIMITS = ("compute", "memory", "input", "barrier", "network", "layout", "queue", "faults")

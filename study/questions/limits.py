@@ -21,9 +21,10 @@ from equipoise.base.json_values import plain
 from equipoise.policies.contract import Policy
 from equipoise.policies.registry import make_policy
 from equipoise.sim.cost.step import replica_cost_s
-from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
+from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.certainty import StepCertainty, ratio_of
 from equipoise.sim.loading.file import read_scenario
+from equipoise.sim.network.topology import link_bytes_per_s
 from equipoise.sim.record import Run, undone
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import JobSpec, Model, Scenario

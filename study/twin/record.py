@@ -16,7 +16,7 @@ from equipoise.base.json_values import from_json
 from equipoise.base.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import Bools, Floats, Ints
-from equipoise.policies.plan import RateRule
+from equipoise.policies.rate_rules import RateRule
 from equipoise.policies.record.journal import Entry, JournalError, read
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.scenario.tree import InputError

@@ -10,7 +10,8 @@ import numpy as np
 
 from equipoise.sim.llm.fit import PRIORS, FittedStack, Prior, fit, left_out_residuals, predict
 from equipoise.sim.llm.fit_memory import fit_memory
-from equipoise.sim.llm.memory import MemoryStack, counts, peaks
+from equipoise.sim.llm.memory import counts, peaks
+from equipoise.sim.llm.memory_stack import MemoryStack
 from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import Row, labels, left_out_groups, seconds, stacked
 from equipoise.study.validation.score import Score, judge, rank_correlation, regret, spread_of

@@ -11,7 +11,8 @@ import pytest
 from equipoise.policies.contract import Allocation
 from equipoise.policies.feasibility import check
 from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Shards, Workers
-from equipoise.policies.plan import SCRIPT, UNCHANGED, Moves
+from equipoise.policies.plan import UNCHANGED, Moves
+from equipoise.policies.rate_rules import SCRIPT
 
 NAN = math.nan
 

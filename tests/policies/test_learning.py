@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from equipoise.policies.contract import UNCHANGED, check
 from equipoise.policies.learning import batch_worth, with_rates
 from equipoise.policies.physics import best_rate, efficiency, rate_worth, ruled_rate
-from equipoise.policies.plan import ADASCALE, LINEAR, RULES, SCRIPT, SQRT, UNSCALED
+from equipoise.policies.rate_rules import ADASCALE, LINEAR, RULES, SCRIPT, SQRT, UNSCALED
 from equipoise.policies.registry import make_stage
 from tests.oracles import physics as plain
 from tests.policies.observations import change, one_job

@@ -11,7 +11,7 @@ from importlib import metadata
 
 import click
 
-from equipoise import __version__
+from equipoise.base.version import __version__
 from equipoise.calibrate.device import nvrtc
 from equipoise.calibrate.device.libraries import LibraryMissingError
 from equipoise.calibrate.measure import cublaslt

@@ -12,8 +12,9 @@ from equipoise.policies.observation import Floats
 from equipoise.sim.cost.transformer import accelerator_of, plan_of, section, stack_in_force
 from equipoise.sim.features.post_training.decode import DRAWN, Decode, alone_s, decode_of, done_s, lengths, tool_waits_s
 from equipoise.sim.features.post_training.section import Loop, nodes_of
-from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
+from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.step_time import StepEstimate, step_time
+from equipoise.sim.network.topology import link_bytes_per_s
 from equipoise.sim.scenario.model import Model, Scenario
 
 LONGER = {"dense": 1.37, "experts": 3.6}

@@ -11,7 +11,8 @@ from simpy.events import Event
 
 from equipoise.policies.observation import Columns, Floats, Ints
 from equipoise.policies.physics import speed_at
-from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.cost.measured import interference, share_kappa
 from equipoise.sim.features.services.room import allowed_gpus, cheapest_victims, free_room, room_on, speeds
 from equipoise.sim.features.services.section import services_of

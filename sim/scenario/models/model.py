@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from equipoise.sim.llm.memory import FITTED, GENERAL, MEMORY_STACKS, STAGE_MEASURED, UNFITTED, MemoryStack
+from equipoise.sim.llm.memory_stack import FITTED, GENERAL, MEMORY_STACKS, STAGE_MEASURED, UNFITTED, MemoryStack
 from equipoise.sim.llm.published import SHAPES, with_sequence
 from equipoise.sim.llm.shape import LatentAttention, Layout, Transformer
 from equipoise.sim.llm.shape import Precision as Numbers

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.memory import MemoryStack, memory
+from equipoise.sim.llm.memory import memory
+from equipoise.sim.llm.memory_stack import MemoryStack
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Layout, Transformer
 from equipoise.sim.llm.stack import STACKS

@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from equipoise.sim.llm.certainty import CALIBRATED, FEWEST, GENERATIONS, PublishedRun, gpu_name, spread_of, widest
-from equipoise.sim.llm.memory import GENERAL
+from equipoise.sim.llm.memory_stack import GENERAL
 from equipoise.sim.llm.published import SHAPES
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.fits import Fits, fits

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.memory import MemoryStack
+from equipoise.sim.llm.memory_stack import MemoryStack
 from equipoise.sim.llm.published import GPT_NEO_2_7B, OPT_350M
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Layout, Transformer

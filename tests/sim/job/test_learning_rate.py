@@ -8,7 +8,7 @@ import pytest
 from equipoise import api
 from equipoise.policies.contract import Policy
 from equipoise.policies.physics import efficiency, rate_worth, ruled_rate
-from equipoise.policies.plan import RULES
+from equipoise.policies.rate_rules import RULES
 from equipoise.policies.record.journal import read
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping

@@ -13,7 +13,8 @@ import yaml
 from equipoise.cli import main
 from equipoise.sim.llm.certainty import published_runs, spread_of
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.memory import EAGER, memory
+from equipoise.sim.llm.memory import memory
+from equipoise.sim.llm.memory_stack import EAGER
 from equipoise.sim.llm.published import SHAPES
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Layout

@@ -11,7 +11,8 @@ import pytest
 
 from equipoise.sim.llm.fit import PRIORS
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.memory import MemoryStack, memory
+from equipoise.sim.llm.memory import memory
+from equipoise.sim.llm.memory_stack import MemoryStack
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import LatentAttention, Layout, Transformer
 from equipoise.sim.llm.stack import STACKS, Floats, Stack

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.hf_config import from_config
-from equipoise.sim.llm.memory import MemoryStack, memory
+from equipoise.sim.llm.memory import memory
+from equipoise.sim.llm.memory_stack import MemoryStack
 from equipoise.sim.llm.published import GPT_NEO_2_7B, OPT_350M, SHAPES, with_sequence
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Layout, Transformer

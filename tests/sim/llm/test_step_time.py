@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.fit import PRIORS, FittedStack, fit, left_out_residuals, predict, spread
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.memory import MemoryStack, memory, smallest_change, usable_bytes
+from equipoise.sim.llm.memory import memory, smallest_change, usable_bytes
+from equipoise.sim.llm.memory_stack import MemoryStack
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import Layout, Transformer
 from equipoise.sim.llm.stack import STACKS, Stack
