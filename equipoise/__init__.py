@@ -11,8 +11,6 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.base.version import __version__ as __version__
-
 if TYPE_CHECKING:
     from equipoise.api import load, run
     from equipoise.live.attach import attach
@@ -24,6 +22,8 @@ if not (Path(__file__).parent / "sim").is_dir():
         f"{Path(__file__).parent} has no folder 'sim': this checkout has no symbolic links; "
         "clone again with git's core.symlinks on"
     )
+
+from equipoise.base.version import __version__ as __version__  # noqa: E402  after the check
 
 __all__ = ["Scenario", "attach", "compare", "load", "run", "size", "sweep"]
 
