@@ -23,7 +23,7 @@ if not (Path(__file__).parent / "sim").is_dir():
         "clone again with git's core.symlinks on"
     )
 
-from equipoise.base.version import __version__ as __version__  # noqa: E402  after the check
+from equipoise.base.version import __version__ as __version__
 
 __all__ = ["Scenario", "attach", "compare", "load", "run", "size", "sweep"]
 
