@@ -9,9 +9,10 @@ from equipoise.api import _FILE, AnyScenario, prepare
 from equipoise.given import called, path_of, texts_of, whole_of, wrong
 from equipoise.policies.parameters import GivenPolicy, as_policies, as_policy
 from equipoise.sim.traces.trace import Trace
-from equipoise.study.questions.size import Answer, Question, read_vary
+from equipoise.study.questions.size import read_vary
 from equipoise.study.questions.size import size as find_size
 from equipoise.study.questions.targets import read_target
+from equipoise.study.questions.trials import Answer, Question
 from equipoise.study.runs.compare import compare as compare_policies
 from equipoise.study.runs.comparison import Comparison
 from equipoise.study.runs.make import Progress

@@ -1,4 +1,4 @@
-"""What a run depends on: its jobs, whether seeds matter, and the hashes of all its inputs."""
+"""What a run depends on: its jobs, and the hashes of all its inputs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from dataclasses import fields
 from equipoise.base.sources import COMPUTING, code_hash, combined
 from equipoise.policies.contract import Policy
 from equipoise.policies.record.foreign import foreign_sources
-from equipoise.sim.cost.measured import has_step_noise
+from equipoise.sim.feature import with_jobs
 from equipoise.sim.hardware.carbon import load_carbon
-from equipoise.sim.hardware.contracts import acting_faults
 from equipoise.sim.hardware.prices import load_book
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.scenario.model import Scenario, SpreadSizes
+from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.generate import generate
 from equipoise.sim.traces.trace import Trace
-from equipoise.sim.world.feature import features, with_jobs
 
 
 def trace_of(scenario: Scenario) -> Trace | None:
@@ -69,23 +67,3 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
         f"all files of {' and '.join(COMPUTING)}": code_hash(),
         **{f"stage: {name}": value for name, value in foreign_sources(policy)},
     }
-
-
-def is_random(scenario: Scenario) -> bool:
-    """Whether runs with different seeds can differ."""
-    faults = acting_faults(scenario)
-    if any(feature.is_random(scenario) for feature in features(scenario)):
-        return True
-    random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)
-    spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)
-    supply = any(group.available is not None for group in scenario.cluster.groups)
-    if scenario.workload.generate is not None or supply:
-        return True
-    return bool(step_noise(scenario) or scenario.decide.estimate_error or spread or any(random))
-
-
-def step_noise(scenario: Scenario) -> bool:
-    """Whether steps of its models vary, as declared or measured."""
-    profile = load_profile(scenario.cluster.hardware)
-    on = [profile.accelerator(group.accelerator) for group in scenario.cluster.groups if group.gpus]
-    return has_step_noise(scenario.noise, scenario.workload.models.values(), on)

@@ -15,6 +15,7 @@ from equipoise.sim.assumptions import assumptions, failures
 from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.measured import measured_notes
 from equipoise.sim.cost.step import UNBOUNDED, samples_per_pass
+from equipoise.sim.feature import features
 from equipoise.sim.hardware.carbon import KWH_J, emitted_kg, load_carbon
 from equipoise.sim.hardware.contracts import HOUR_S
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
@@ -23,7 +24,6 @@ from equipoise.sim.ledger.bill import RESIDUE, Biller
 from equipoise.sim.ledger.gpu_account import GpuAccount
 from equipoise.sim.llm.shape import NARROW
 from equipoise.sim.scenario.units import format_seconds
-from equipoise.sim.world.feature import features
 from equipoise.sim.world.world import SimWorld
 
 Columns = dict[str, NDArray[Any]]

@@ -16,9 +16,10 @@ from equipoise.policies.kernels.jit import initialise
 from equipoise.policies.registry import PolicyError, make_policy, stages_of
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.configuration import Configuration
+from equipoise.sim.feature import with_jobs
 from equipoise.sim.hardware.prices import make_prices
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.inputs import drawn_jobs, is_random, run_inputs, trace_of
+from equipoise.sim.inputs import drawn_jobs, run_inputs, trace_of
 from equipoise.sim.job.demand import make_demand
 from equipoise.sim.loading.file import with_measured
 from equipoise.sim.loading.transformers import bound_scenario, plan_notes
@@ -37,8 +38,8 @@ from equipoise.sim.scenario.model import (
     Scenario,
 )
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.seeds import is_random
 from equipoise.sim.traces.trace import Trace
-from equipoise.sim.world.feature import with_jobs
 from equipoise.sim.world.stall import Stalled
 from equipoise.sim.world.world import SimWorld
 

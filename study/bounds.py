@@ -22,26 +22,15 @@ from numpy.typing import NDArray
 
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.inputs import step_noise, trace_of
+from equipoise.sim.inputs import trace_of
 from equipoise.sim.job.demand import Demand, make_demand
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.seeds import step_noise
 from equipoise.sim.traces.trace import Trace
-from equipoise.study.needs import Capacity
+from equipoise.study.needs import Capacity, LowerBound
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class LowerBound:
-    """Lower bounds in s, the makespan from the first arrival on.
-
-    `noise_free`: the bounds ignore the step noise of the scenario, so a lucky run can beat them.
-    """
-
-    makespan_s: float
-    completion_mean_s: float
-    noise_free: bool
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,18 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class LowerBound:
+    """Lower bounds in s, the makespan from the first arrival on.
+
+    `noise_free`: the bounds ignore the step noise of the scenario, so a lucky run can beat them.
+    """
+
+    makespan_s: float
+    completion_mean_s: float
+    noise_free: bool
+
+
+@dataclass(frozen=True)
 class EqualGpus:
     """A group of equal GPUs of a cluster."""
 

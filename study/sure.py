@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from equipoise.sim.cost.certainty import how_sure
+from equipoise.sim.feature import features
 from equipoise.sim.llm.certainty import Spread, StepCertainty, ratio_of, together
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.shown import all_shown
-from equipoise.sim.world.feature import features
 from equipoise.study.display import LABELS, digits, of_all, show
 
 _AS_LONG = ("makespan_s", "done_s", "completion_", "cost_usd", "energy_j", "carbon_kg", "cost_per_", "energy_per_")

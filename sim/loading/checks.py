@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from equipoise.policies.kernels.slices import is_slice
 from equipoise.policies.registry import PolicyError, make_policy, make_stage
 from equipoise.sim.cost.step import least_bytes
+from equipoise.sim.feature import features
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, load_profile
 from equipoise.sim.job.declared import copies
 from equipoise.sim.loading.availability import pool_problems
@@ -28,7 +29,6 @@ from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import InputError, KeyPath, Tree
 from equipoise.sim.scenario.units import Quantity, format_bytes
 from equipoise.sim.traces.trace import Trace
-from equipoise.sim.world.feature import features
 
 Problem = tuple[KeyPath, str]
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from equipoise.sim.feature import with_jobs
 from equipoise.sim.hardware.carbon import carbon_path
 from equipoise.sim.hardware.prices import book_path
 from equipoise.sim.hardware.profile import HardwareProfile, Measured, is_path, load_profile, profile_path, shipped
@@ -25,7 +26,6 @@ from equipoise.sim.scenario.model import Model, NodeGroup, Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
 from equipoise.sim.scenario.tree import InputError, Place, Tree, WrongValueError, read_text, read_tree, write_tree
 from equipoise.sim.traces.trace import Trace
-from equipoise.sim.world.feature import with_jobs
 
 _Section = TypeVar("_Section", Model, NodeGroup)
 

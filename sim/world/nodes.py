@@ -14,14 +14,14 @@ from equipoise.sim.job.job import Job
 from equipoise.sim.job.listener import Listeners
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT
 from equipoise.sim.network.transfers import Transfers
-from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.roster import Roster
 
 
 class NodeEvents:
     """Changes nodes, and informs their jobs and listeners; the part that `sim.world.faults` and `.throttle` act on.
 
-    set_capacity(link, bytes/s) changes a link, event() tells that policies should look.
+    set_capacity(link, bytes/s) changes a link, event() tells that policies should look, stop(job, reason) stops a job,
+    and changed() is called after each change; None: no listener.
     """
 
     def __init__(
@@ -29,14 +29,15 @@ class NodeEvents:
         clock: Clock,
         cluster: Cluster,
         roster: Roster,
-        allocator: Allocator,
+        stop: Callable[[Job, str], None],
+        changed: Callable[[], None] | None,
         meter: Meter,
         transfers: Transfers,
         listeners: Listeners,
         set_capacity: Callable[[int, float], None],
         event: Callable[[], None],
     ) -> None:
-        self.clock, self.cluster, self.roster, self.allocator = clock, cluster, roster, allocator
+        self.clock, self.cluster, self.roster, self._stop, self._changed = clock, cluster, roster, stop, changed
         self.meter, self.transfers, self.listeners = meter, transfers, listeners
         self._set_capacity, self.event = set_capacity, event
         self._fault_slow = np.ones(len(cluster.nodes))
@@ -59,7 +60,7 @@ class NodeEvents:
         if not self.cluster.up[node]:
             return
         for job in self._jobs_on(node):
-            self.allocator.stop(job, "preempted" if saved else "fault")
+            self._stop(job, "preempted" if saved else "fault")
             self.roster.preemptions[job.row] += saved
         self._off(node)
 
@@ -75,7 +76,8 @@ class NodeEvents:
         self.cluster.take_down(node)
         self.transfers.node_changed(node)
         self._down_since_s[node] = max(self.clock.now, self._first_s)
-        self._changed()
+        if self._changed is not None:
+            self._changed()
         for tell in self.listeners.node_down:
             tell(node, self.clock.now)
         self.event()
@@ -87,7 +89,8 @@ class NodeEvents:
         self.cluster.bring_up(node)
         self.transfers.node_changed(node)
         self._down_s[node] += max(0.0, self.clock.now - self._down_since_s.pop(node))
-        self._changed()
+        if self._changed is not None:
+            self._changed()
         for tell in self.listeners.node_up:
             tell(node, self.clock.now)
         self.event()
@@ -104,10 +107,6 @@ class NodeEvents:
         self.released_nodes.discard(node)
         self._account_away(node)
         self._on(node)
-
-    def _changed(self) -> None:
-        if self.allocator.changed is not None:
-            self.allocator.changed()
 
     def reclaimed(self, node: int) -> None:
         """A spot node goes back to its owner: it is not paid for until it is `returned`."""

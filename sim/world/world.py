@@ -21,6 +21,7 @@ from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.cluster.power import node_power
+from equipoise.sim.feature import modules
 from equipoise.sim.hardware.contracts import acting_faults
 from equipoise.sim.hardware.kinds import power_share
 from equipoise.sim.hardware.prices import Prices
@@ -43,7 +44,7 @@ from equipoise.sim.world.apply import hand_over
 from equipoise.sim.world.arrivals import JobArrivals, place_data
 from equipoise.sim.world.decisions import Decisions
 from equipoise.sim.world.faults import Faults, LossRates
-from equipoise.sim.world.feature import FeatureRun, WorldParts, features
+from equipoise.sim.world.feature import FeatureRun, WorldParts
 from equipoise.sim.world.nodes import NodeEvents
 from equipoise.sim.world.observe import Observer, PathWatch, Traffic
 from equipoise.sim.world.roster import Roster
@@ -191,7 +192,8 @@ class SimWorld:
             clock,
             cluster,
             roster,
-            self.allocator,
+            self.allocator.stop,
+            self.allocator.changed,
             meter,
             self.transfers,
             self.listeners,
@@ -221,7 +223,7 @@ class SimWorld:
             self.timeline,
             lambda: (lack for runtime in self.runtimes for lack in runtime.lacks()),
         )
-        started = tuple(one for feature in features(self.scenario) if (one := feature.start(engine)) is not None)
+        started: tuple[FeatureRun, ...] = tuple(module.RUN(engine) for module in modules(self.scenario, "run"))
         for runtime in started:
             self.listeners.add(runtime)
         return started

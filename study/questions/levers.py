@@ -12,9 +12,9 @@ from typing import Any
 
 from equipoise.policies.registry import make_policy
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.inputs import step_noise
 from equipoise.sim.network.topology import link_bytes_per_s
 from equipoise.sim.scenario.model import ClusterSpec, Even, Explicit, FaultsSpec, Model, NodeGroup, Noise, Scenario
+from equipoise.sim.seeds import step_noise
 
 LIMITS = ("compute", "memory", "input", "barrier", "network", "layout", "queue", "faults")
 POLICIES = ("s1+s2+s3", "s1+s2+s3+s4")

@@ -33,7 +33,8 @@ from equipoise.sim.traces.trace import Trace
 from equipoise.study.display import digits, show
 from equipoise.study.findings import Findings, FindingsTable
 from equipoise.study.questions.levers import LIMITS, POLICIES, STAGE, Lever, levers
-from equipoise.study.runs.variants import DEFAULT, RunOptions, Variant, VariantOutcome, policy_text, run_all
+from equipoise.study.runs.orders import policy_text
+from equipoise.study.runs.variants import DEFAULT, RunOptions, Variant, VariantOutcome, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 from equipoise.study.sure import between, certainty_of_times, ends, reasons
 

@@ -11,8 +11,8 @@ from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.search import describe
 from equipoise.sim.scenario.model import Scenario
 from equipoise.study.display import LABELS, MAIN_OF_FEATURES
-from equipoise.study.questions.size import Objective, Question, Trial
 from equipoise.study.questions.targets import Target
+from equipoise.study.questions.trials import Objective, Question, Trial
 from equipoise.study.sure import between, ends, ratio_line, reasons
 
 TITLES = {

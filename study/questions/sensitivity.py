@@ -20,7 +20,8 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import LABELS, UNKNOWN, digits, show
 from equipoise.study.findings import Findings, FindingsTable
 from equipoise.study.questions.sensitivity_keys import KeyRange, default_ranges, read_range
-from equipoise.study.runs.variants import DEFAULT, RunOptions, Variant, VariantOutcome, policy_text, run_all
+from equipoise.study.runs.orders import policy_text
+from equipoise.study.runs.variants import DEFAULT, RunOptions, Variant, VariantOutcome, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 
 FILE = "sensitivity.json"

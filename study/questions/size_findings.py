@@ -10,9 +10,9 @@ from equipoise.sim.scenario.units import format_scaled, format_share
 from equipoise.study.display import UNKNOWN, show
 from equipoise.study.findings import Findings, FindingsTable
 from equipoise.study.questions.ranking import TITLES
-from equipoise.study.questions.size import Answer, Question, Trial, named, needed
 from equipoise.study.questions.targets import Target
-from equipoise.study.runs.variants import policy_text
+from equipoise.study.questions.trials import Answer, Question, Trial, named, needed
+from equipoise.study.runs.orders import policy_text
 from equipoise.study.sure import above_public, as_dict, between
 
 Row = Mapping[str, Any]

@@ -24,19 +24,18 @@ from equipoise.base.json_values import plain
 from equipoise.base.numerals import strict_float
 from equipoise.policies.parameters import check_used, split_point, with_parameters
 from equipoise.policies.registry import PolicyError
-from equipoise.sim.inputs import is_random
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import MissingError, undone
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import LARGEST
+from equipoise.sim.seeds import is_random
 from equipoise.study.display import LABELS, METRICS, MORE_IS_BETTER, show
 from equipoise.study.findings import Findings, FindingsTable
 from equipoise.study.folders import check_free
 from equipoise.study.runs.make import How, Progress, make
-from equipoise.study.runs.orders import Order
+from equipoise.study.runs.orders import Order, policy_text
 from equipoise.study.runs.perform import Shared, orders_at, trace_at
 from equipoise.study.runs.store import MemoryStore, Store, ledger_with_copy, only_writer
-from equipoise.study.runs.variants import policy_text
 from equipoise.study.statistics import Interval, holm, paired_ratio
 
 SURE = 0.01

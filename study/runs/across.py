@@ -14,8 +14,8 @@ import numpy as np
 from equipoise.base.json_values import plain
 from equipoise.base.tables import aligned
 from equipoise.sim.record import data_frame
-from equipoise.study.bounds import LowerBound
 from equipoise.study.display import MAIN_OF_FEATURES, METRICS, UNKNOWN, digits, label, plus_minus, show
+from equipoise.study.needs import LowerBound
 from equipoise.study.runs.comparison import Comparison, Result
 from equipoise.study.statistics import (
     CONFIDENCE,

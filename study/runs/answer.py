@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from equipoise.sim.inputs import is_random
 from equipoise.sim.llm.certainty import StepCertainty
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.units import format_seconds
+from equipoise.sim.seeds import is_random
 from equipoise.study.display import digits, show
 from equipoise.study.statistics import Interval
 from equipoise.study.sure import above_public, between, certainty_of_times

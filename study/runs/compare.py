@@ -15,17 +15,19 @@ from pathlib import Path
 from equipoise.base.files import write_whole
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.policies.registry import make_policy
-from equipoise.sim.inputs import is_random, trace_of
+from equipoise.sim.inputs import trace_of
 from equipoise.sim.record import Run, read_parquet
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_share
+from equipoise.sim.seeds import is_random
 from equipoise.sim.traces.trace import Trace
-from equipoise.study.bounds import LowerBound, lower_bound
+from equipoise.study.bounds import lower_bound
 from equipoise.study.breakdown import BY, breakdown
 from equipoise.study.display import METRICS
 from equipoise.study.folders import COMPARISON, RUNS, check_free
+from equipoise.study.needs import LowerBound
 from equipoise.study.runs.comparison import Comparison, Result
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, name_of

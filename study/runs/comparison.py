@@ -15,8 +15,8 @@ from typing import Any
 
 from equipoise.base.json_values import from_json, number, plain
 from equipoise.sim.record import WASTE, data_frame, undone
-from equipoise.study.bounds import LowerBound
 from equipoise.study.display import METRICS, WHERE_BOUND, WHERE_USED
+from equipoise.study.needs import LowerBound
 from equipoise.study.runs.answer import answer
 from equipoise.study.runs.orders import Order, Row
 from equipoise.study.runs.store import FIXED

@@ -15,42 +15,41 @@ from typing import Any
 from distributed import Client, Future, KilledWorker, WorkerPlugin, as_completed
 
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs.engine import EngineError
+from equipoise.study.runs.engine import EngineError, Work, failed
 from equipoise.study.runs.orders import Order, Row
-from equipoise.study.runs.perform import Shared, failed, perform
 
 AHEAD = 3
 """Orders queued per worker beyond the current one, so that no worker waits for the coordinator."""
 CONNECT_S = 10.0
 _COUNT_WORKERS_EVERY = 64
-_on_worker: dict[str, Shared] = {}
+_on_worker: dict[str, Work] = {}
 
 
-class GiveShared(WorkerPlugin):  # type: ignore[misc]
-    """Sends the shared data of all runs to each worker, also to one that joins or restarts later."""
+class GiveWork(WorkerPlugin):  # type: ignore[misc]
+    """Sends what all runs share to each worker, also to one that joins or restarts later."""
 
-    def __init__(self, shared: Shared) -> None:
-        self.shared = shared
-        self.name = f"equipoise-{shared.token}"
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.name = f"equipoise-{work.token}"
 
     def setup(self, worker: Any) -> None:
         """Called on the worker when it starts. Raises RuntimeError if it has different code."""
-        self.shared.check()
-        _on_worker[self.shared.token] = self.shared
+        self.work.check()
+        _on_worker[self.work.token] = self.work
 
 
 def perform_on_worker(token: str, order: Order) -> Row:
     """One run, on a worker."""
-    return perform(order, _on_worker[token])
+    return _on_worker[token].perform(order)
 
 
 class OnDask:
     """Makes runs on the cluster of a client."""
 
-    def __init__(self, client: Client, shared: Shared) -> None:
-        self.client, self.shared = client, shared
+    def __init__(self, client: Client, work: Work) -> None:
+        self.client, self.work = client, work
         try:
-            client.register_plugin(GiveShared(shared))
+            client.register_plugin(GiveWork(work))
         except RuntimeError as error:
             raise EngineError(str(error)) from error
 
@@ -90,7 +89,7 @@ class OnDask:
                 yield row
 
     def _submit(self, order: Order) -> Future[Row]:
-        return self.client.submit(perform_on_worker, self.shared.token, order, key=order.id)
+        return self.client.submit(perform_on_worker, self.work.token, order, key=order.id)
 
     def _row(self, future: Future[Row], result: Any) -> Row | None:
         """The row of a task that has ended; None when its workers were killed."""
@@ -104,7 +103,7 @@ class OnDask:
 
 
 @contextmanager
-def on_cluster(address: str, shared: Shared) -> Iterator[OnDask]:
+def on_cluster(address: str, work: Work) -> Iterator[OnDask]:
     """An existing Dask cluster. Raises EngineError when it does not answer, InputError."""
     try:
         client = Client(address, timeout=CONNECT_S)
@@ -113,4 +112,4 @@ def on_cluster(address: str, shared: Shared) -> Iterator[OnDask]:
     except OSError as error:  # a TimeoutError is one, too
         raise EngineError(f"{address}: no Dask scheduler answers: {error}") from error
     with client:
-        yield OnDask(client, shared)
+        yield OnDask(client, work)

@@ -16,7 +16,7 @@ from equipoise.policies.parameters import AnyPolicy
 from equipoise.sim.run import run
 from equipoise.study.runs.engine import Engine, EngineError
 from equipoise.study.runs.orders import Order, Row
-from equipoise.study.runs.perform import Shared, perform, scenario_of
+from equipoise.study.runs.perform import Shared, scenario_of
 from equipoise.study.runs.store import Store
 from equipoise.study.runs.until import Until, looks
 from equipoise.study.runs.warm import processors, warm, warming
@@ -53,7 +53,7 @@ class InProcess:
     def rows(self, orders: Sequence[Order]) -> Iterator[Row]:
         """Rows in the order of `orders`."""
         for order in orders:
-            yield perform(order, self.shared)
+            yield self.shared.perform(order)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 from equipoise.policies.contract import Policy
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.policies.registry import make_policy
+from equipoise.sim.scenario.model import Scenario
 
 Row = dict[str, Any]
 """One run in flat columns: those of its order, `status`, `error`, its metrics and totals, `notes`, times."""
@@ -43,3 +44,11 @@ class Order:
 def name_of(policy: AnyPolicy) -> str:
     """The name of a policy in results."""
     return policy if isinstance(policy, str) else policy.name
+
+
+def policy_text(scenario: Scenario, chosen: str | None) -> str:
+    """The requested policy, else the scenario's, as text. Raises PolicyError for an unknown one."""
+    if chosen is not None:
+        make_policy(chosen)
+        return chosen
+    return make_policy(list(scenario.policy)).name

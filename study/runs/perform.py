@@ -25,6 +25,7 @@ from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.breakdown import breakdown
 from equipoise.study.folders import SUMMARY
+from equipoise.study.runs.engine import failed
 from equipoise.study.runs.orders import Order, Row, name_of
 from equipoise.study.signals import heard_inside
 
@@ -75,6 +76,36 @@ class Shared:
             return True
         timeline = not self.timeline or (folder / "timeline" / "usage.parquet").is_file()
         return timeline and (not self.journal or (folder / "journal.jsonl").is_file()) and _is_whole(folder)
+
+    def perform(self, order: Order) -> Row:
+        """Make one run and return its row; any error except Ctrl-C becomes a failed row."""
+        began_wall_s, began_cpu_s = time.perf_counter(), time.process_time()
+        try:
+            scenario = scenario_of(order.scenario)
+            trace = self.trace or trace_at(scenario.workload.trace, self.folders)
+            more: dict[str, Any] = {"timeline": True} if self.timeline else {}  # runners need not know of it
+            made = make_run(
+                scenario,
+                order.stages(),
+                order.seed,
+                trace,
+                keep=self.folder(order),
+                runner=self.runner,
+                journal=self.journal,
+                **more,
+            )
+            outcome = {"status": "done", **made.totals, **made.summary(), **(made.by_class() if self.by_class else {})}
+            if self.by:
+                outcome["groups"] = breakdown(made.jobs, self.by)
+            if made.notes:
+                outcome["notes"] = list(made.notes)
+        except Exception as error:
+            if heard_inside(error):
+                raise KeyboardInterrupt from error  # the caller has ended the run
+            told = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
+            outcome = failed(told)
+        spent = {"cpu_s": time.process_time() - began_cpu_s, "wall_s": time.perf_counter() - began_wall_s}
+        return {**order.row(), **outcome, **spent}
 
 
 def _is_whole(folder: Path) -> bool:
@@ -176,39 +207,3 @@ def _take_place(new: Path, old: Path) -> None:
     for path in sorted(new.iterdir(), key=lambda path: path.name == SUMMARY):  # it says that all is there
         os.replace(path, old / path.name)
     new.rmdir()
-
-
-def perform(order: Order, shared: Shared) -> Row:
-    """Make one run and return its row; any error except Ctrl-C becomes a failed row."""
-    began_wall_s, began_cpu_s = time.perf_counter(), time.process_time()
-    try:
-        scenario = scenario_of(order.scenario)
-        trace = shared.trace or trace_at(scenario.workload.trace, shared.folders)
-        more: dict[str, Any] = {"timeline": True} if shared.timeline else {}  # runners need not know of it
-        made = make_run(
-            scenario,
-            order.stages(),
-            order.seed,
-            trace,
-            keep=shared.folder(order),
-            runner=shared.runner,
-            journal=shared.journal,
-            **more,
-        )
-        outcome = {"status": "done", **made.totals, **made.summary(), **(made.by_class() if shared.by_class else {})}
-        if shared.by:
-            outcome["groups"] = breakdown(made.jobs, shared.by)
-        if made.notes:
-            outcome["notes"] = list(made.notes)
-    except Exception as error:
-        if heard_inside(error):
-            raise KeyboardInterrupt from error  # the caller has ended the run
-        told = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
-        outcome = failed(told)
-    spent = {"cpu_s": time.process_time() - began_cpu_s, "wall_s": time.perf_counter() - began_wall_s}
-    return {**order.row(), **outcome, **spent}
-
-
-def failed(why: str) -> Row:
-    """The outcome of a run that could not be made."""
-    return {"status": "failed", "error": " ".join(why.split())}

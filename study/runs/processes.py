@@ -19,9 +19,8 @@ from multiprocessing.context import ForkServerProcess
 
 from equipoise.base.sources import in_environment
 from equipoise.exit_codes import FAILURE
-from equipoise.study.runs.engine import EngineError
+from equipoise.study.runs.engine import EngineError, Work, failed
 from equipoise.study.runs.orders import Order, Row
-from equipoise.study.runs.perform import Shared, failed, perform
 from equipoise.study.signals import uninterrupted
 
 KILLS = 3
@@ -33,7 +32,7 @@ _CONTEXT = get_context("forkserver")  # a clean process that has everything impo
 _CONTEXT.set_forkserver_preload(["equipoise.study.runs.orders"])
 
 
-def _serve(pipe: Connection, shared: Shared) -> None:
+def _serve(pipe: Connection, work: Work) -> None:
     """The process: make runs from the pipe until it closes, or until the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -44,7 +43,7 @@ def _serve(pipe: Connection, shared: Shared) -> None:
             order = pipe.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
-        answer = perform(order, shared)
+        answer = work.perform(order)
 
 
 def _die_with_parent() -> None:
@@ -68,9 +67,9 @@ def _check_files(count: int) -> None:
 class _Worker:
     """One process and the orders in its pipe."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, work: Work) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
-        self.process: ForkServerProcess = _CONTEXT.Process(target=_serve, args=(theirs, shared), daemon=True)
+        self.process: ForkServerProcess = _CONTEXT.Process(target=_serve, args=(theirs, work), daemon=True)
         try:
             with uninterrupted(), in_environment():
                 self.process.start()
@@ -112,10 +111,10 @@ class _Worker:
 class Processes:
     """Makes runs in `count` processes; use as a context manager."""
 
-    def __init__(self, shared: Shared, count: int) -> None:
+    def __init__(self, work: Work, count: int) -> None:
         _check_files(count)
-        self.shared = shared
-        self.workers = [_Worker(shared) for _ in range(count)]
+        self.work = work
+        self.workers = [_Worker(work) for _ in range(count)]
         self.kills: Counter[str] = Counter()
         self._unborn = 0
 
@@ -162,4 +161,4 @@ class Processes:
             order = back.pop(0)
             yield {**order.row(), **failed(f"the process that made this run was killed {KILLS} times")}
         waiting.extendleft(reversed(back))
-        self.workers[k] = _Worker(self.shared)
+        self.workers[k] = _Worker(self.work)

@@ -20,12 +20,12 @@ from equipoise.policies.parameters import AnyPolicy, check_used, split_point, wi
 from equipoise.policies.registry import PolicyError, make_policy, parameters_of
 from equipoise.sim.assumptions import curve_origins, unlike_curves
 from equipoise.sim.hardware.profile import is_path
-from equipoise.sim.inputs import is_random
 from equipoise.sim.loading.checks import trace_problems
 from equipoise.sim.loading.file import ScenarioFile, read_scenario, scenario_file
 from equipoise.sim.record import Run, versions
 from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError, Tree, read_text, read_tree
+from equipoise.sim.seeds import is_random
 from equipoise.study.folders import LEDGER, RUNS, SHARDS, check_free
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, name_of

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.policies.registry import make_policy
-from equipoise.sim.inputs import is_random
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.seeds import is_random
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Row
@@ -82,11 +81,3 @@ def run_all(variants: Sequence[Variant], options: RunOptions) -> list[VariantOut
         VariantOutcome(variant, tuple(rows[order.id] for order in one))
         for variant, one in zip(variants, asked, strict=True)
     ]
-
-
-def policy_text(scenario: Scenario, chosen: str | None) -> str:
-    """The requested policy, else the scenario's, as text. Raises PolicyError for an unknown one."""
-    if chosen is not None:
-        make_policy(chosen)
-        return chosen
-    return make_policy(list(scenario.policy)).name

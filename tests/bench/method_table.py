@@ -20,11 +20,11 @@ import equipoise.sim
 from equipoise.policies.registry import make_policy
 from equipoise.policies.stages.frozen import STEPS
 from equipoise.sim.hardware.profile import scenarios_dir
-from equipoise.sim.inputs import is_random
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import versions
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.seeds import is_random
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.statistics import Interval, paired_ratio
 from tests.bench.method_generator import generated

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from equipoise import cli
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.loading.file import from_mapping
-from equipoise.study.runs.variants import policy_text
+from equipoise.study.runs.orders import policy_text
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,11 @@ def size(
     """
     from equipoise.study.folders import SIZE, check_free
     from equipoise.study.questions.ranking import changes, ranked, undecided
-    from equipoise.study.questions.size import Question, doubts, needed, read_vary
+    from equipoise.study.questions.size import doubts, read_vary
     from equipoise.study.questions.size import size as find
     from equipoise.study.questions.size_findings import content, findings
     from equipoise.study.questions.targets import read_supply, read_target
+    from equipoise.study.questions.trials import Question, needed
 
     if math.isnan(confidence):
         raise click.UsageError("--confidence: nan is not in the range 0<x<=1")

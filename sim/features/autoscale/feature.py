@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from equipoise.sim.features.autoscale.renting import NodeRenting
+from equipoise.sim.feature import Feature
 from equipoise.sim.features.autoscale.section import autoscale_of
 from equipoise.sim.hardware.profile import HardwareProfile
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import KeyPath
-from equipoise.sim.world.feature import Feature
 
 
 def _problems(scenario: Scenario, _: HardwareProfile) -> Iterator[tuple[KeyPath, str]]:
@@ -20,4 +19,4 @@ def _problems(scenario: Scenario, _: HardwareProfile) -> Iterator[tuple[KeyPath,
             yield ("cluster", "nodes", k, "autoscale", "min"), text
 
 
-FEATURE = Feature(problems=_problems, start=NodeRenting)
+FEATURE = Feature(problems=_problems)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from equipoise.sim.feature import Feature
 from equipoise.sim.features.services.checks import doubts, problems
-from equipoise.sim.features.services.replicas import ServicesRun
 from equipoise.sim.features.services.room import service_notes
-from equipoise.sim.world.feature import Feature
 
-FEATURE = Feature(problems=problems, doubts=doubts, is_random=lambda _: True, start=ServicesRun, notes=service_notes)
+FEATURE = Feature(problems=problems, doubts=doubts, is_random=lambda _: True, notes=service_notes)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equipoise.study.display import show
-from equipoise.study.questions.size import Question
 from equipoise.study.questions.targets import Target
+from equipoise.study.questions.trials import Question
 from equipoise.study.report.chart import Axis, Chart, ChartSeries
 from equipoise.study.report.charts.axes import axis, name
 from equipoise.study.runs.decisions import front

@@ -11,11 +11,11 @@ import pytest
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
 from equipoise.policies.observation import Observation
 from equipoise.policies.registry import make_stage
-from equipoise.sim.inputs import is_random
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.seeds import is_random
 from tests.scenarios import model, scenario
 
 

@@ -12,8 +12,9 @@ from equipoise.sim.loading.file import from_mapping, read_scenario
 from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.levers import faster_gpus
-from equipoise.study.questions.size import Question, doubts, read_vary
+from equipoise.study.questions.size import doubts, read_vary
 from equipoise.study.questions.targets import read_target
+from equipoise.study.questions.trials import Question
 
 MODEL = {"kind": "large-products", "flop_per_sample": "250 TFLOP", "parameters": 2e9, "tokens_per_sample": 4096}
 BASE = {

@@ -15,8 +15,9 @@ from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping, read_scenario
 from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.questions.size import Candidate, Question, Trial, doubts, read_vary, size
+from equipoise.study.questions.size import doubts, read_vary, size
 from equipoise.study.questions.targets import power_w, read_supply, read_target
+from equipoise.study.questions.trials import Candidate, Question, Trial
 
 CASE = {
     "schema_version": 1,

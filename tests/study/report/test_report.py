@@ -18,7 +18,7 @@ import pytest
 import equipoise
 from equipoise import cli
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.bounds import LowerBound
+from equipoise.study.needs import LowerBound
 from equipoise.study.report.html import embedded
 from equipoise.study.report.metrics import PAGE, definitions
 from equipoise.study.report.page import make_report

@@ -390,3 +390,6 @@ class ServicesRun(FeatureRun):
     def timeline(self) -> Mapping[str, Columns]:
         """When each replica held GPUs."""
         return {"replicas": replica_columns(self._held)} if self._held else {}
+
+
+RUN = ServicesRun

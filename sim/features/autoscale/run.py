@@ -281,3 +281,6 @@ def _take(free: Floats, units: list[int], need: float) -> bool:
         free[unit] -= taken
         need -= taken
     return True
+
+
+RUN = NodeRenting
