@@ -50,7 +50,7 @@ class Growth:
     """Learns one law for all workers of a job, whose speeds may differ and drift, by least squares.
 
     Two consecutive windows with different samples of a worker are a pair: ln t2/t1 = ln (c + n2)/(c + n1), at any
-    speed. The conservative law is the one of least fixed time within two standard errors.
+    speed. The laws of least and of most fixed time within two standard errors bound it.
     """
 
     def __init__(self, forgotten: int = _FORGOTTEN) -> None:
@@ -59,7 +59,7 @@ class Growth:
         self._windows = 0
         self._last: tuple[Floats, Floats] | None = None  # samples per step and seconds, by worker
         self._pairs: deque[tuple[int, float, float, float]] = deque(maxlen=_PAIRS)  # window, n1, n2, ln t2/t1
-        self._laws: tuple[Law, Law] | None = None
+        self._laws: tuple[Law, Law, Law] | None = None
 
     def learn(self, samples: Floats, took_s: Floats) -> None:
         """Take in the next window of the same workers: samples and seconds of a step, (workers,); NaN: unknown."""
@@ -87,19 +87,24 @@ class Growth:
         """The law that fits best; without enough data the one in which the whole step grows."""
         return self._found()[0]
 
-    @property
-    def sure(self) -> Law:
-        """The law of least fixed time within two standard errors of the best fit."""
-        return self._found()[1]
+    def fixed_s(self, samples: Floats, took_s: Floats, update_s: Floats) -> Floats:
+        """Fixed part (s) of these steps, (workers,): the measured update, within what changes of shares show.
 
-    def _found(self) -> tuple[Law, Law]:
+        A worker's update beyond that of most workers may grow with its samples: it counts only where changes show it.
+        """
+        known = np.sort(update_s[np.isfinite(update_s)])
+        usual_s = np.fmin(update_s, known[(len(known) - 1) // 2]) if len(known) else update_s
+        _, least, most = self._found()
+        return np.fmin(np.fmax(usual_s, least.fixed_s(samples, took_s)), most.fixed_s(samples, took_s))
+
+    def _found(self) -> tuple[Law, Law, Law]:
         if not self.is_known:
-            return ALL_GROWS, ALL_GROWS
+            return ALL_GROWS, ALL_GROWS, Law(math.inf)
         if self._laws is None:
             self._laws = self._fit()
         return self._laws
 
-    def _fit(self) -> tuple[Law, Law]:
+    def _fit(self) -> tuple[Law, Law, Law]:
         _, n1, n2, answer = np.array(self._pairs).T
         usual = math.exp(float(np.log(n1 * n2).mean()) / 2.0)
 
@@ -116,8 +121,9 @@ class Growth:
         squares = left(parts)
         best = int(np.argmin(squares))
         likely = squares <= squares[best] * (1.0 + 4.0 / (len(answer) - 1))
-        most = float(parts[likely].max())
-        return _law(float(parts[best]), usual), _law(most, usual)
+        likeliest = parts[best], parts[likely].max(), parts[likely].min()
+        best_law, least, most = (_law(float(growing), usual) for growing in likeliest)
+        return best_law, least, most
 
 
 def _law(growing: float, usual: float) -> Law:

@@ -1,9 +1,9 @@
 """Which ranks of a training job are slow, and why: the same for a running job's log and for its record.
 
 A rank is slow when it takes longer than the median of the others for equal work. The part of its time that exceeds the
-others' most is the cause: computing, waiting for data (input), or the host (a long update). Slow computing is
-attributed to heat when the clock is lower than the others', and to the host when the rank waited for a processor for at
-least half of the extra time, beyond what its longer computing explains.
+others' most is the cause: computing (also after the gradients' exchange: the optimizer, the script's own code), or
+waiting for data (input). Slow computing is attributed to heat when the clock is lower than the others', and to the host
+when the rank waited for a processor for at least half of the extra time, beyond what its longer computing explains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from equipoise.policies.growth import Law
 from equipoise.policies.observation import Floats
 
-CAUSES = ("compute", "input", "host")
+PARTS = {"compute": "compute", "input": "input", "update": "compute"}  # of a rank's time, with the cause
+AFTER = " after the gradients' exchange (optimizer, the script's own code)"
 _SURE = 3.0  # least extra time in standard errors
 _HOST = 0.5  # least part of the extra time for which other programs had the processor
 _LOW_CLOCK = 0.95  # of the others' clock
@@ -28,7 +29,7 @@ class SlowRank:
     """Why a rank is slow."""
 
     times: float  # the others' time for equal work
-    cause: str  # one of CAUSES, or "thermal"
+    cause: str  # compute, input, host or thermal
     evidence: str
 
 
@@ -51,11 +52,11 @@ def slow_ranks(
 ) -> dict[int, SlowRank]:
     """The ranks that take more than `ratio` times the others' time for equal work; arrays by rank, NaN: unknown.
 
-    samples: per round. parts_s: seconds per unit of work (`law`) by cause. device: `clock_ratio`, `queued_s` (waiting
+    samples: per round. parts_s: seconds per unit of work (`law`) by part. device: `clock_ratio`, `queued_s` (waiting
     for a processor, per round). least_s: least extra time per round; error_s: standard errors of the sum of the parts.
     """
     found: dict[int, SlowRank] = {}
-    unit_s = np.asarray(sum(parts_s[cause] for cause in CAUSES))
+    unit_s = np.asarray(sum(parts_s[part] for part in PARTS))
     if not np.fmax.reduce(unit_s) > ratio * np.fmin.reduce(unit_s):
         return found
     work = np.where(samples > 0, law.work(samples), np.nan)
@@ -67,13 +68,14 @@ def slow_ranks(
         longer_s, noise_s = mine_s - others_s, math.hypot(float(errors_s[rank]), of_others(errors_s, rank))
         if not (mine_s > ratio * others_s and longer_s * work[rank] >= least_s and longer_s > _SURE * noise_s):
             continue
-        excess_s = {cause: float(of[rank]) - of_others(of, rank) for cause, of in parts_s.items()}
-        cause = max(excess_s, key=lambda name: excess_s[name])
+        excess_s = {part: float(of[rank]) - of_others(of, rank) for part, of in parts_s.items()}
+        part = max(excess_s, key=lambda name: excess_s[name])
+        cause = PARTS[part]
         per, what = float(work[rank]), f"round of {samples[rank]:.3g} samples"
         if law.fixed_samples == 0.0:
             per, what = 1.0, "sample"
-        own_ms, theirs_ms = (1e3 * per * s for s in (float(parts_s[cause][rank]), of_others(parts_s[cause], rank)))
-        evidence = f"{own_ms:.3g} ms per {what}, the others {theirs_ms:.3g} ms"
+        own_ms, theirs_ms = (1e3 * per * s for s in (float(parts_s[part][rank]), of_others(parts_s[part], rank)))
+        evidence = f"{own_ms:.3g} ms per {what}, the others {theirs_ms:.3g} ms{AFTER if part == 'update' else ''}"
         if cause == "compute" and clock[rank] < _LOW_CLOCK * of_others(clock, rank):
             cause = "thermal"
             evidence += f"; clock at {clock[rank]:.0%} of its highest, the others {of_others(clock, rank):.0%}"

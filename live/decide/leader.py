@@ -190,8 +190,7 @@ class Leader:
             each = window.each()
             if window.rounds >= LEAST_ROUNDS:
                 self._growth.learn(each, window.step_s)
-            sure_s = self._growth.sure.fixed_s(each, window.step_s)
-            seen = replace(window, fixed_s=np.fmax(window.fixed_s, sure_s))
+            seen = replace(window, fixed_s=self._growth.fixed_s(each, window.step_s, window.fixed_s))
         world.telemetry = Telemetry(
             seen,
             self._norm,

@@ -27,7 +27,7 @@ def causes(window: LiveWindow, device: Mapping[str, Floats], law: Law = ALL_GROW
         parts = {
             "compute": (window.step_s - window.stall_s - window.fixed_s) / work,
             "input": window.stall_s / work,
-            "host": window.fixed_s / work,
+            "update": window.fixed_s / work,
         }
         error_s = window.step_s / work * window.step_cov / math.sqrt(window.rounds)
     return slow_ranks(samples, parts, device, law, SLOW, least_s=_LEAST_S, error_s=error_s)

@@ -79,15 +79,15 @@ class BackwardProbe:
         leaves: Iterable[torch.Tensor],
         exchanged: Callable[[], Iterable[torch.Tensor]],
         on_local: Callable[[], None],
-        on_done: Callable[[], None] | None,
+        on_done: Callable[[], None],
         *,
         one_by_one: bool = False,
         exchanges_inside: Callable[[], bool] = lambda: False,
     ) -> None:
         """`leaves`: where local gradients accumulate; `exchanged`: returns the gradients after the exchange.
 
-        `on_done` None: the exchange's end is of no interest. `one_by_one`: gradients do not stay in `.grad` up to the
-        last one, because buckets hold them, or because they are cut into parts.
+        `one_by_one`: gradients do not stay in `.grad` up to the last one, because buckets hold them, or because they
+        are cut into parts.
         """
         self._parameters, self._exchanged = [p for p in leaves if p.requires_grad], exchanged
         self._on_local, self._on_done, self._one_by_one = on_local, on_done, one_by_one
@@ -157,16 +157,12 @@ class BackwardProbe:
             self._lasts.add(self._latest)
         if not self._is_inside:
             self._on_local()
-        if self._measuring or self._on_done is not None:
-            # The exchange ends in a callback that is queued after this one; ours must follow it.
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        else:
-            self._queued = False
+        # The exchange ends in a callback that is queued after this one; ours must follow it.
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _finish(self) -> None:
         self._queued = False
-        if self._on_done is not None:
-            self._on_done()
+        self._on_done()
         if self._measuring and self._norms:
             self.local_square = _total(self._norms)
             # After the exchange all ranks hold the same, so each takes a part; the parts are summed.

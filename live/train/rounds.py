@@ -81,7 +81,7 @@ class RoundMeter:
         accumulation: int,
         statistics_every: int | None,
     ) -> None:
-        """`statistics_every` None: gradients are not measured, nor the end of their exchange on a device."""
+        """`statistics_every` None: gradients are not measured, nor the update on a device."""
         self._share, self._accumulation, self._every = share, accumulation, statistics_every
         self._computing = False  # in a forward of the running round, or past it
         self._wrapper = wrapper
@@ -91,7 +91,7 @@ class RoundMeter:
             leaves.values(),
             wrapper.exchanged,
             self._gradient_ready,
-            (lambda: timer.mark("done")) if acts or device.type == "cpu" else None,
+            lambda: timer.mark("done"),
             one_by_one=wrapper.sharded or bool(getattr(wrapper.model, "gradient_as_bucket_view", False)),
             exchanges_inside=wrapper.exchanges_inside,
         )

@@ -79,9 +79,10 @@ class HostTimer:
 
 
 class CudaTimer(HostTimer):
-    """Marks as events on the current CUDA stream: two a round, or three if `update` is told from the exchange.
+    """Marks as events on the current CUDA stream: three a round, or two if `update` need not be told from computing.
 
-    A round ends where the next one's forward begins; the wait for data is the host's, if the device waits at all.
+    A round ends where the next one's forward begins; without `update`, computing begins where the last exchange
+    ended. The wait for data is the host's, if the device waits at all.
     """
 
     late = LATE
@@ -89,6 +90,7 @@ class CudaTimer(HostTimer):
     def __init__(self, update: bool = True) -> None:
         super().__init__()
         self._update, self._spare = update, list[Any]()
+        self._exchanged: Any = None  # the end of the last exchange, where that is the begin of computing
         self._moment = self._event
 
     def _event(self) -> Any:
@@ -103,11 +105,13 @@ class CudaTimer(HostTimer):
             self._marks[name] = time.perf_counter()
         elif name == "forward" and name not in self._marks:
             self._marks["host"] = time.perf_counter()
-            self._marks[name] = self._event()
-        elif name != "forward" and (name != "done" or self._update):
+            self._marks[name], self._exchanged = self._exchanged or self._event(), None
+        elif name != "forward":
             if name in self._marks:
                 self._spare.append(self._marks[name])
             self._marks[name] = self._event()
+            if name == "done" and not self._update:
+                self._exchanged = self._marks[name]
 
     def spans(self, final: bool = False) -> list[Spans]:
         """See `HostTimer`; `final` waits for the device."""
@@ -117,24 +121,25 @@ class CudaTimer(HostTimer):
         found = [
             self._span(self._ended[k], self._ended[k + 1] if k + 1 < len(self._ended) else None) for k in range(count)
         ]
-        for marks in self._ended[:count]:
-            self._spare += [event for event in marks.values() if not isinstance(event, float)]
+        for marks in self._ended[:count]:  # without `update`, `done` is the next round's `forward`
+            kept = () if self._update else ("done",)
+            self._spare += [e for name, e in marks.items() if not isinstance(e, float) and name not in kept]
         self._ended = self._ended[count:]
         return found
 
     def _span(self, marks: dict[str, Any], following: dict[str, Any] | None) -> Spans:
         events = {name: event for name, event in marks.items() if not isinstance(event, float)}
-        ends = (following or {}).get("forward")
+        ends = (following or {}).get("forward") if self._update else None
         if "forward" not in events or not all(e.query() for e in (*events.values(), *([ends] if ends else []))):
             return math.nan, math.nan, math.nan, math.nan
         begin, stall_s = events["forward"], marks["host"] - marks["begin"]
         at: dict[str, float] = {name: begin.elapsed_time(event) / 1e3 for name, event in events.items()}
-        last_s = at.get("done", at.get("local", 0.0))
-        next_s = begin.elapsed_time(ends) / 1e3 if ends else last_s
-        idle_s = (following["host"] - following["begin"]) if following and "host" in following else 0.0
-        at["begin"], at["end"] = -stall_s, max(last_s, next_s - idle_s)
-        if "done" not in at:  # the update counts as a part of the tail
-            at["done"] = at["end"]
+        at["begin"], at["end"] = -stall_s, at.get("done", at.get("local", 0.0))
+        if not self._update:
+            at["begin"], at["forward"] = 0.0, min(stall_s, at.get("local", 0.0))
+        elif ends:
+            idle_s = following["host"] - following["begin"] if following and "host" in following else 0.0
+            at["end"] = max(at["end"], begin.elapsed_time(ends) / 1e3 - idle_s)
         return _spans(at)
 
 

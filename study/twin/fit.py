@@ -1,10 +1,9 @@
 """Fit of simulator inputs to a live record: speeds with their changes, fixed cost, exchange, noise.
 
 The simulator's step law is compute = (alpha + beta * samples) * slowness (see `sim.job.cost`). With
-c = alpha / beta, a rank's busy time divided by (c + samples) is its time per sample, which is constant but for
-changes of its speed and for noise. Levels are means in which an outlier counts at most as twice the usual value, and
-a first exchange, which sets up connections, as at most five times. Noise is that of the middle half, because
-outliers are not log-normal noise.
+c = alpha / beta, a rank's busy time divided by (c + samples) is its time per sample: the simulation takes it as it was
+in each round (the speed of the machine is an input), the text shows its levels. Levels are means in which an outlier
+counts at most as twice the usual value, and a first exchange, which sets up connections, as at most five times.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from scipy.ndimage import median_filter
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import minimize_scalar
 
-from equipoise.policies.observation import Floats
+from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin.record import LiveRun
 
@@ -31,8 +30,7 @@ _DEEPEST = 5  # halvings of a record: at most 2**5 speeds of a rank
 _WORTH = 0.01  # mean relative error; a fixed cost that explains less than this more is not believed
 _LEAST_EXCHANGE = 1e-3  # times the usual one
 _VOLUME_BYTES = 1e6  # of an exchange; one run cannot tell latency from bandwidth
-_ROUNDING = 1e-6  # relative; a smaller change of speed is none
-_DRAWS = 16  # of the noise of a whole record
+_MOST_PIECES = 20_000  # of speeds, over all ranks; of a longer record some rounds share their mean speed
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
@@ -46,14 +44,19 @@ class FittedSpeeds:
 
 @dataclass(frozen=True)
 class MeasuredSpeeds:
-    """Fitted measurements: seconds per sample by rank and round, and values common to all ranks."""
+    """Fitted measurements: seconds per sample by rank and round, and values common to all ranks.
+
+    A piece is the rounds from one exchange to the next. Its speeds are inputs of the simulation, and the mean exchange
+    of the pieces between two decisions.
+    """
 
     speeds: tuple[FittedSpeeds, ...]
-    trace: tuple[FittedSpeeds, ...]  # the same per window: speed of the machine
+    pieces: Ints  # first round of each
+    per_sample_s: Floats  # (ranks, pieces)
+    exchanges_s: Floats  # (pieces,)
     fixed_samples: float  # fixed part of a step, in samples
     update_samples: float  # of these, the part that the run itself measured as the update
-    exchange_s: float  # one exchange, beyond what backward hides
-    exchanges: tuple[tuple[int, float], ...]  # (first round, factor) of windows in which it took a different time
+    exchange_s: float  # the usual exchange, beyond what backward hides
     step_cov: float  # coefficient of variation of a local step
 
     @property
@@ -61,26 +64,10 @@ class MeasuredSpeeds:
         """Seconds per sample of the fastest rank at the start."""
         return min(rank.per_sample_s[0] for rank in self.speeds)
 
-    def fastest_s(self, rank: int) -> float:
-        """Seconds per sample of a rank when it was fastest; events can only slow it down."""
-        return min(self.speeds[rank].per_sample_s[0], *self.trace[rank].per_sample_s)
-
     @property
-    def least_exchange(self) -> float:
-        """The shortest exchange over the usual one, at most 1."""
-        return min([1.0, *(factor for _, factor in self.exchanges)])
-
-    def changes(self) -> list[tuple[int, int, float]]:
-        """(round, rank, times slower than when it was fastest) of every change of speed in the trace, by round."""
-        found = []
-        for rank, (speeds, traced) in enumerate(zip(self.speeds, self.trace, strict=True)):
-            before_s = fastest_s = self.fastest_s(rank)
-            pairs = [(0, speeds.per_sample_s[0])] * (0 not in traced.begin)
-            for begin, now_s in [*pairs, *zip(traced.begin, traced.per_sample_s, strict=True)]:
-                if abs(now_s - before_s) > _ROUNDING * before_s:
-                    found.append((begin, rank, now_s / fastest_s))
-                before_s = now_s
-        return sorted(found)
+    def fastest_s(self) -> Floats:
+        """Seconds per sample of each rank when it was fastest; events can only slow it down."""
+        return np.asarray(self.per_sample_s.min(axis=1))
 
 
 def change_points(values: Floats) -> list[int]:
@@ -139,46 +126,54 @@ def measure(run: LiveRun) -> MeasuredSpeeds:
     begins = [_where_told(begin, row, decided) for begin, row in zip(begins, busy_s, strict=True)]
     per_sample_s = busy_s / (fixed + samples)
     levels = [_levels(row, begin) for row, begin in zip(per_sample_s, begins, strict=True)]
-    windows = [sorted({*begin, *(k for k in decided if k < run.rounds)}) for begin in begins]
-    traced = [_levels(row, window, math.inf) for row, window in zip(per_sample_s, windows, strict=True)]
-    spread = [_spread(level, window, run.rounds) for level, window in zip(traced, windows, strict=True)]
+    spread = [_spread(level, begin, run.rounds) for level, begin in zip(levels, begins, strict=True)]
     ratio = per_sample_s / np.stack(spread)
+    pieces, usual_s = _pieces(run), _exchange_s(run)
+    windows = _windows(run, pieces)
+    each_s = np.stack([_means(row, pieces) for row in per_sample_s])
+    usual_each_s = np.stack(
+        [_spread(_filled(_means(row, pieces[windows])), windows, len(pieces)) for row in per_sample_s]
+    )
     return MeasuredSpeeds(
         _speeds(begins, levels),
-        _speeds(windows, traced),
+        pieces,
+        np.where(np.isfinite(each_s), each_s, usual_each_s),  # pieces that a pause delayed: as the others
+        _exchanges_s(run, pieces, windows, usual_s),
         fixed,
         min(fixed, float(np.nanmedian(run.update_s / per_sample_s))),
-        _exchange_s(run),
-        _exchanges(run, sorted({0, *(k for k in decided if k < run.rounds)})),
-        _apart_cov(float(_MAD_TO_SIGMA * np.nanmedian(np.abs(ratio - np.nanmedian(ratio)))), busy_s, busy_s / ratio),
+        usual_s,
+        float(_MAD_TO_SIGMA * np.nanmedian(np.abs(ratio - np.nanmedian(ratio)))),
     )
+
+
+def _pieces(run: LiveRun) -> Ints:
+    """The first round of each piece."""
+    begins = np.concatenate(([0], np.flatnonzero(run.exchanged[:-1]) + 1))
+    return begins[:: max(1, -(-len(begins) * run.ranks // _MOST_PIECES))]
+
+
+def _windows(run: LiveRun, pieces: Ints) -> Ints:
+    """The first piece after each decision."""
+    decided = np.searchsorted(pieces, [0, *(point.rounds for point in run.points)])
+    return np.unique(decided[decided < len(pieces)])
+
+
+def _means(values: Floats, begins: Ints) -> Floats:
+    """Mean of the known values of each stretch; NaN without any."""
+    known = np.isfinite(values)
+    count = np.add.reduceat(known.astype(np.float64), begins)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.add.reduceat(np.where(known, values, 0.0), begins) / count)
+
+
+def _filled(means: Floats) -> Floats:
+    """Unknown values replaced by the next known one, or else the last."""
+    some = np.flatnonzero(np.isfinite(means))
+    return means[some[np.minimum(np.searchsorted(some, np.arange(len(means))), len(some) - 1)]]
 
 
 def _speeds(begins: Sequence[Sequence[int]], levels: Sequence[Floats]) -> tuple[FittedSpeeds, ...]:
     return tuple(FittedSpeeds(tuple(b), tuple(v.tolist())) for b, v in zip(begins, levels, strict=True))
-
-
-def _apart_cov(step_cov: float, busy_s: Floats, expected_s: Floats) -> float:
-    """The variation of steps that is independent per rank: the part that delays the slowest one.
-
-    A common delay of all ranks (a busy machine) also varies their steps, but causes no waiting between ranks.
-    """
-    whole = np.isfinite(busy_s).all(axis=0)
-    if len(busy_s) == 1 or not whole.any():
-        return step_cov
-    expected_s = expected_s[:, whole]
-    # Hiccups count as in the levels, which are means.
-    later = float(np.minimum(busy_s[:, whole], _HICCUP * expected_s).max(axis=0).mean())
-    noise = np.random.default_rng(0).standard_normal((_DRAWS, *expected_s.shape))
-
-    def beyond(cov: float) -> float:
-        """Excess delay of the slowest rank with this independent noise over the measured one."""
-        factor = np.exp(cov * noise - 0.5 * cov**2)
-        return float((expected_s * factor).max(axis=1).mean()) - later
-
-    if beyond(step_cov) <= 0.0:
-        return step_cov
-    return 0.0 if beyond(0.0) >= 0.0 else float(brentq(beyond, 0.0, step_cov, xtol=1e-5))
 
 
 def _where_told(begins: list[int], values: Floats, decided: set[int]) -> list[int]:
@@ -192,12 +187,12 @@ def _where_told(begins: list[int], values: Floats, decided: set[int]) -> list[in
     return found
 
 
-def _levels(per_sample_s: Floats, begins: list[int], most: float = _HICCUP) -> Floats:
-    """Level of each stretch; one without any value takes the level before it. `most`: as for `_usual`."""
+def _levels(per_sample_s: Floats, begins: list[int]) -> Floats:
+    """Level of each stretch; one without any value takes the level before it."""
     levels: list[float] = []
     for begin, end in zip(begins, [*begins[1:], len(per_sample_s)], strict=True):
         part = per_sample_s[begin:end]
-        levels.append(_usual(part, most) if np.isfinite(part).any() else levels[-1])
+        levels.append(_usual(part, _HICCUP) if np.isfinite(part).any() else levels[-1])
     return np.array(levels)
 
 
@@ -206,7 +201,7 @@ def _usual(values: Floats, most: float) -> float:
     return float(np.nanmean(np.minimum(values, most * np.nanmedian(values))))
 
 
-def _spread(levels: Floats, begins: list[int], rounds: int) -> Floats:
+def _spread(levels: Floats, begins: Sequence[int] | Ints, rounds: int) -> Floats:
     """The level of every round."""
     return np.repeat(levels, np.diff([*begins, rounds]))
 
@@ -255,19 +250,12 @@ def _exchange_s(run: LiveRun) -> float:
     return _usual(shortest, _LONG_EXCHANGE) if np.isfinite(shortest).any() else 0.0
 
 
-def _exchanges(run: LiveRun, begins: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    """Factor of the exchanges of each window over the usual time, where it changes."""
-    usual_s, found, before = _exchange_s(run), [], 1.0
+def _exchanges_s(run: LiveRun, pieces: Ints, windows: Ints, usual_s: float) -> Floats:
+    """Duration of the exchange of each piece: the mean between two decisions."""
     if usual_s <= 0.0 or run.manifest.get("sample_bytes"):  # data that moves would be as slow
-        return ()
-    for begin, end in zip(begins, [*begins[1:], run.rounds], strict=True):
-        tails_s = run.tail_s[:, begin:end][:, run.exchanged[begin:end]].min(axis=0)
-        took_s = float(np.nanmean(tails_s)) if np.isfinite(tails_s).any() else usual_s
-        factor = max(took_s / usual_s, _LEAST_EXCHANGE)
-        if abs(factor - before) > _ROUNDING:
-            found.append((begin, factor))
-            before = factor
-    return tuple(found)
+        return np.full(len(pieces), usual_s)
+    took_s = _filled(_means(np.where(run.exchanged, run.tail_s.min(axis=0), np.nan), pieces[windows]))
+    return _spread(np.maximum(took_s, _LEAST_EXCHANGE * usual_s), windows, len(pieces))
 
 
 def scenario_data(
@@ -283,10 +271,10 @@ def scenario_data(
     beta_s = measured.reference_s
     drift, target = manifest.get("drift"), manifest.get("samples_target")
     exchanged = n > 1 and measured.exchange_s > 0.0
-    nic = {"nic": _VOLUME_BYTES / (measured.exchange_s * measured.least_exchange)} if exchanged else {}
+    nic = {"nic": _VOLUME_BYTES / float(measured.exchanges_s.min())} if exchanged else {}
     nodes = [
-        {"name": f"rank-{member}", "speed": beta_s / measured.fastest_s(rank), **nic}
-        for rank, member in enumerate(run.members)
+        {"name": f"rank-{member}", "speed": beta_s / fastest_s, **nic}
+        for member, fastest_s in zip(run.members, measured.fastest_s.tolist(), strict=True)
     ]
     phi = _last_noise_scale(run)
     model = {
@@ -328,7 +316,6 @@ def scenario_data(
             "every": longest_s,
             "on_events": False,
         },
-        "noise": {"step_cov": measured.step_cov},
         "faults": {"events": events},
     }
 

@@ -85,7 +85,7 @@ class AsLive(Stage):
         rounds = float(observation.jobs.throughput_samples_per_s[0]) * observation.window_s / batch
         if rounds > LEAST_ROUNDS - 0.5:
             growth.learn(samples, workers.step_s)
-        fixed_s = np.nan_to_num(np.fmax(update_s, growth.sure.fixed_s(samples, workers.step_s)))
+        fixed_s = np.nan_to_num(growth.fixed_s(samples, workers.step_s, update_s))
         changed = type(workers).of(**workers.as_dict())
         writable(changed, "fixed_s")[:] = fixed_s
         seen = replace(observation, workers=changed)

@@ -33,7 +33,7 @@ STRETCHES = 10  # of a run, in which speeds are shown
 _PIECE = 8  # rounds of the same shares that are looked at together
 _UNEQUAL = 1.1  # times the others' samples
 _NETWORK = 0.3  # of a round
-_PARTS = {"compute": "compute_s", "input": "stall_s", "host": "update_s"}
+_PARTS = {"compute": "compute_s", "input": "stall_s", "update": "update_s"}
 _SHOWN = (
     *("samples", "per_sample_s", "fixed_s", "compute_s", "stall_s", "update_s", "wait_s"),
     *("clock_ratio", "temperature_c", "queued_s"),
@@ -180,13 +180,15 @@ def _usual(table: Mapping[str, Floats], law: Law) -> dict[str, Floats]:
     some = table["samples"] > 0
     samples = np.where(some, table["samples"], np.nan)
     work, busy_s = np.where(some, law.work(samples), np.nan), np.where(some, _busy_s(table), np.nan)
+    unit_s, parts = _medians(busy_s / work), {part: _medians(table[name] / work) for part, name in _PARTS.items()}
+    whole = unit_s / np.maximum(sum(parts.values()), np.finfo(np.float64).tiny)  # medians do not add up
     return {
         **{name: _medians(table[name] / samples) for name in _PARTS.values()},
-        **{cause: _medians(table[name] / work) for cause, name in _PARTS.items()},
+        **{part: values * whole for part, values in parts.items()},
         "samples": np.median(table["samples"], axis=1),
         "round_s": _medians(busy_s),
         "per_sample_s": _medians(busy_s / samples),
-        "unit_s": _medians(busy_s / work),
+        "unit_s": unit_s,
         "fixed_s": _medians(law.fixed_s(samples, busy_s)),
     }
 
@@ -242,6 +244,19 @@ def render(found: RankDiagnosis) -> str:
             speed += f", of which {format_seconds(rank.fixed_s)} of a round do not grow with its samples"
         waits = f"waits {format_seconds(rank.wait_s)} per round"
         lines.append(f"  rank {rank.member} on {rank.host}: {rank.samples:.0f} samples per round, {speed}, {waits}")
+    lines += verdicts(found)
+    part = found.exchange_s / found.round_s
+    if part > _NETWORK:
+        lines.append(
+            f"exchange: {format_seconds(found.exchange_s)}, {format_share(part)} of a round, on all ranks: the network"
+            + ("" if found.exchange_only else ", or a rank that is slow after its last gradient")
+        )
+    return "\n".join([*lines, *_speed_lines(found)]) + "\n"
+
+
+def verdicts(found: RankDiagnosis) -> list[str]:
+    """A line for each slow rank, with the cause, the slowest first; one line where none is slow."""
+    lines = []
     for rank in sorted((r for r in found.ranks if r.cause), key=lambda r: -r.slower):
         if rank.cause == "unclear":
             lines.append(
@@ -250,15 +265,7 @@ def render(found: RankDiagnosis) -> str:
             )
         else:
             lines.append(f"rank {rank.member} is {rank.slower:.2f} times slower: {rank.cause} ({rank.evidence})")
-    if not any(rank.cause for rank in found.ranks):
-        lines.append("no rank is slow")
-    part = found.exchange_s / found.round_s
-    if part > _NETWORK:
-        lines.append(
-            f"exchange: {format_seconds(found.exchange_s)}, {format_share(part)} of a round, on all ranks: the network"
-            + ("" if found.exchange_only else ", or a rank that is slow after its last gradient")
-        )
-    return "\n".join([*lines, *_speed_lines(found)]) + "\n"
+    return lines or ["no rank is slow"]
 
 
 def _speed_lines(found: RankDiagnosis) -> Iterator[str]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from equipoise.base.tables import aligned
 from equipoise.sim.scenario.units import format_seconds, format_share
-
-if TYPE_CHECKING:
-    from equipoise.study.twin.compare import Parting
-    from equipoise.study.twin.twin import Twin, TwinWindow
+from equipoise.study.twin.compare import Parting
+from equipoise.study.twin.twin import CLOSE, Twin, TwinWindow
 
 _HEADER = ("decision", "rounds", "samples", "H", "measured", "predicted", "error", "decides")
 _SHOWN = 40  # windows; of a longer run the first half and the last
@@ -41,6 +39,7 @@ def as_data(twin: Twin) -> dict[str, Any]:
             "step_cov": twin.measured.step_cov,
         },
         "windows": [asdict(w) | {"noise": _finite(w.noise), "error": _finite(w.error)} for w in twin.windows],
+        "slow": list(twin.slow),
         "notes": list(twin.run.notes),
     }
 
@@ -54,6 +53,7 @@ def render(twin: Twin) -> str:
     lines = [
         f"twin of {twin.run.folder}: {twin.run.policy.name}, {twin.run.ranks} ranks, {twin.run.rounds} rounds",
         *_measured(twin),
+        *(f"  {line}" for line in twin.slow),
         "",
         *_table(twin.windows),
         "",
@@ -101,6 +101,9 @@ def _conclusion(twin: Twin) -> Iterator[str]:
     compared = len(twin.windows)
     error, noise = format_share(twin.step_error_median), format_share(twin.noise_median)
     yield f"step time: median error {error} over {compared} decisions; what was measured is uncertain by {noise}"
+    for why in dict.fromkeys(w.why for w in twin.windows if w.why):
+        which = [str(w.decision) for w in twin.windows if w.why == why]
+        yield f"off by more than {format_share(CLOSE)} before {_counted('decision', which)}: {why}"
     if twin.parted is None:
         yield f"decisions: all {twin.decisions_identical} alike"
     else:
@@ -109,6 +112,10 @@ def _conclusion(twin: Twin) -> Iterator[str]:
         yield f"replay: {len(twin.replay_differences)} differences, the first: {twin.replay_differences[0]}"
     else:
         yield "replay: all recorded decisions are reproduced"
+
+
+def _counted(name: str, numbers: Sequence[str]) -> str:
+    return f"{name}{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
 
 
 def _parting(parting: Parting, alike: int) -> Iterator[str]:

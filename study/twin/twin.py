@@ -3,17 +3,14 @@
     found = twin(read_run(Path("runs/night")))
     print(render(found))
 
-The scenario says how fast each rank was (with the rounds at which that changed), what an exchange and the fixed
-part of a step took, and how much steps vary. The policy decides again in the simulation, and the decisions and
-resulting step times are compared.
+The scenario says how fast each rank was in each round, and what an exchange and the fixed part of a step took. The
+policy decides again in the simulation, and the decisions and resulting step times are compared.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +27,17 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin.compare import Parting, actions, first_difference, identical, parting
 from equipoise.study.twin.fit import MeasuredSpeeds, measure, scenario_data
 from equipoise.study.twin.live_policy import AsLive, levers
+from equipoise.study.twin.ranks import diagnose, verdicts
 from equipoise.study.twin.record import DecisionPoint, LiveRun, journals
 
-SEEDS = 5  # noise of the prediction itself is averaged away over so many
+CLOSE = 0.05  # relative error of a step time
+OTHERWISE = "an earlier decision came out otherwise, so ranks had other samples than live"
+APART = "ranks left an exchange at different times, which is neither computing nor simulated"
+PAUSED = "rounds were delayed by a pause, and their speeds are not known"
+UNKNOWN = "the cause is not known"
 _MEETINGS = 12  # simulations until the changes of speed come at their rounds, at most
-_MET = 1e-9  # relative; so near is met
-_NOISY = 0.002  # variation of steps; below it, one will do
+_MET = 1e-9  # relative, and s; so near is met
+_ROUNDING = 1e-6  # relative; a smaller change of speed is none
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class TwinWindow:
     noise: float  # relative standard error of that, by how its rounds vary; NaN of a single round
     predicted_s: float
     equal: bool  # the decision at its end is the same on both sides
+    why: str  # the prediction is further off than `CLOSE`; empty: it is not
 
     @property
     def error(self) -> float:
@@ -69,6 +72,7 @@ class Twin:
     decisions_identical: int  # from the first on
     parted: Parting | None
     replay_differences: tuple[str, ...]  # of the journals, decided on again; none: they replay
+    slow: tuple[str, ...]  # which rank is slow and why, as `equipoise ranks` says; empty: too few rounds
 
     @property
     def step_error_median(self) -> float:
@@ -91,9 +95,7 @@ def twin(run: LiveRun, seed: int = 0) -> Twin:
         raise InputError([f"{run.folder}: no decision is recorded, there is nothing to compare"])
     measured = measure(run)
     scenario, simulated = _simulated(run, measured, seed)
-    others = range(1, SEEDS) if measured.step_cov > _NOISY else ()
-    everywhere = [simulated, *(_simulated(run, measured, seed + k)[1] for k in others)]
-    pairs = [(p, simulated[p.point - 1]) for p in run.points if all(p.point <= len(s) for s in everywhere)]
+    pairs = [(p, simulated[p.point - 1]) for p in run.points if p.point <= len(simulated)]
     live = [point.entry.decision for point, _ in pairs]
     other = [decision for _, decision in pairs]
     same = identical(live, other)
@@ -101,11 +103,19 @@ def twin(run: LiveRun, seed: int = 0) -> Twin:
         run,
         measured,
         scenario,
-        tuple(_windows(run, pairs, everywhere)),
+        tuple(_windows(run, pairs, simulated)),
         same,
         parting(run.policy, live, other),
         replayed(run.folder, run.policy),
+        tuple(_slow(run.folder)),
     )
+
+
+def _slow(folder: Path) -> list[str]:
+    try:
+        return verdicts(diagnose(folder))
+    except InputError:
+        return []
 
 
 def replayed(folder: Path, policy: Policy) -> tuple[str, ...]:
@@ -125,56 +135,63 @@ def _simulated(run: LiveRun, measured: MeasuredSpeeds, seed: int) -> tuple[Scena
     A change of speed came at a round; its time in the simulation depends on all that came before it. So it is
     simulated until the decisions before the changes are made when the changes say that they are.
     """
-    changes = measured.changes()
-    begins = sorted({*(begin for begin, _, _ in changes), *(begin for begin, _ in measured.exchanges)})
-    at_s = _begins(run, begins, [])
-    for _ in range(_MEETINGS if begins else 1):
-        scenario, found = _decisions(run, measured, _events(run, measured, at_s), seed)
-        before_s, at_s = at_s, _begins(run, begins, found)
-        if all(abs(at_s[k] - before_s[k]) <= _MET * max(at_s[k], 1.0) for k in begins):
+    begins_s = _begins_s(run, measured, [])
+    for _ in range(_MEETINGS):
+        scenario, found = _decisions(run, measured, _events(run, measured, begins_s), seed)
+        before_s, begins_s = begins_s, _begins_s(run, measured, found)
+        if np.allclose(begins_s, before_s, rtol=_MET, atol=_MET):
             break
     return scenario, found
 
 
-def _begins(run: LiveRun, begins: Sequence[int], simulated: Sequence[Decision]) -> dict[int, float]:
-    """Begin of these rounds in the simulation, less half a round: a period keeps the speed at its begin. The time
-    since the decision before them, or the start, is that of the live run.
-    """
-    took_s = np.where(np.isfinite(run.round_s), run.round_s, np.nanmean(run.round_s))
-    ends_s = np.concatenate(([0.0], np.cumsum(took_s)))
-    anchors = [(0, 0.0)]
-    anchors += [(p.rounds, simulated[p.point - 1].observation.time_s) for p in run.points if p.point <= len(simulated)]
-    rounds = [first for first, _ in anchors]
-    found = {}
-    for begin in begins:
-        first, at_s = anchors[bisect.bisect_right(rounds, begin) - 1]
-        half_s = 0.5 * took_s[begin - 1] if begin else 0.0
-        found[begin] = max(0.0, at_s + float(ends_s[begin] - ends_s[first] - half_s))
-    return found
+def _begins_s(run: LiveRun, measured: MeasuredSpeeds, simulated: Sequence[Decision]) -> Floats:
+    """Begin of each piece in the simulation, counted from the decision before it with the shares simulated then."""
+    samples, delay = run.samples.astype(np.float64), int(run.manifest.get("delay_rounds") or 0)
+    known = [(p.rounds, simulated[p.point - 1].observation) for p in run.points if p.point <= len(simulated)]
+    first = 0
+    for rounds, seen in known:
+        shares = seen.workers.samples_per_step
+        samples[:, first:rounds] = (shares / shares.sum())[:, None] * samples[:, first:rounds].sum(axis=0)
+        first = rounds + delay
+    work = np.add.reduceat(measured.fixed_samples + samples, measured.pieces, axis=1)
+    exchanges = np.add.reduceat(run.exchanged.astype(np.float64), measured.pieces)
+    # An exchange is as fast as its link was at the period's begin, and slows down if the link does: see `_events`.
+    slower_s = np.maximum(measured.exchanges_s, np.concatenate((measured.exchanges_s[:1], measured.exchanges_s[:-1])))
+    took_s = (measured.per_sample_s * work).max(axis=0) + slower_s * exchanges
+    ends_s = np.concatenate(([0.0], np.cumsum(took_s)[:-1]))
+    later_s = np.zeros_like(ends_s)
+    for rounds, seen in known:
+        k = int(np.searchsorted(measured.pieces, rounds))
+        if k < len(ends_s):
+            later_s[k:] = seen.time_s - ends_s[k]
+    return ends_s + later_s
 
 
 def _node(run: LiveRun, rank: int) -> str:
     return f"rank-{run.members[rank]}-0"
 
 
-def _events(run: LiveRun, measured: MeasuredSpeeds, at_s: Mapping[int, float]) -> list[dict[str, Any]]:
-    """The changes of speed and of exchanges as planned events, each until the next one of its rank."""
-    events: list[dict[str, Any]] = []
-    changes, usual_s = measured.changes(), float(np.nanmean(run.round_s))
-    slower = [("slow", rank, at_s[begin], factor) for begin, rank, factor in changes]
-    # The round before ends with an exchange of its own.
-    least = measured.least_exchange
-    links = [(at_s[begin] + 0.75 * usual_s, least / factor) for begin, factor in measured.exchanges]
-    links = [(0.0, least), *links] if least < 1.0 else links
-    slower += [("link", rank, at, factor) for rank in range(run.ranks) for at, factor in links]
-    for kind, rank in itertools.product(("slow", "link"), range(run.ranks)):
-        mine = [(at, factor) for what, of, at, factor in slower if (what, of) == (kind, rank)]
-        ends_s = [*(at for at, _ in mine), math.inf][1:]
-        events += [
-            {"kind": kind, "node": _node(run, rank), "at": at, "duration": min(1e9, end - at), "factor": factor}
-            for (at, factor), end in zip(mine, ends_s, strict=True)
-            if factor != 1.0 and end > at
-        ]
+def _events(run: LiveRun, measured: MeasuredSpeeds, begins_s: Floats) -> list[dict[str, Any]]:
+    """The speeds and exchanges of all pieces as planned events, where they change.
+
+    A period keeps the speed at its begin, so it is set in the period before; a link in the period that it begins with.
+    """
+    lasts_s = np.diff(begins_s, append=begins_s[-1] + 1.0)
+    early_s = np.maximum(0.0, begins_s - 0.5 * np.concatenate(([0.0], lasts_s[:-1])))
+    slower = measured.per_sample_s / measured.fastest_s[:, None]
+    links, least_s = measured.exchanges_s, float(measured.exchanges_s.min())
+    found = [("slow", rank, early_s, row) for rank, row in enumerate(slower)]
+    if least_s > 0.0:
+        links_s = np.concatenate(([0.0], (begins_s + 0.5 * np.maximum(0.0, lasts_s - links))[1:]))
+        found += [("link", rank, links_s, least_s / links) for rank in range(run.ranks)]
+    events = []
+    for kind, rank, at_s, factors in found:
+        changes = np.flatnonzero(np.abs(np.diff(factors, prepend=1.0)) > _ROUNDING * factors)
+        ends_s = np.append(at_s, math.inf)[np.append(changes, len(at_s))[1:]]
+        for at, end, factor in zip(at_s[changes], ends_s, factors[changes], strict=True):
+            if abs(factor - 1.0) > _ROUNDING and end > at:
+                node, lasts = _node(run, rank), min(1e9, float(end - at))
+                events.append({"kind": kind, "node": node, "at": float(at), "duration": lasts, "factor": float(factor)})
     return sorted(events, key=lambda event: float(event["at"]))
 
 
@@ -226,25 +243,44 @@ def _standard_error(values: Floats) -> float:
 
 
 def _windows(
-    run: LiveRun, pairs: Sequence[tuple[DecisionPoint, Decision]], simulated: Sequence[Sequence[Decision]]
+    run: LiveRun, pairs: Sequence[tuple[DecisionPoint, Decision]], simulated: Sequence[Decision]
 ) -> Iterator[TwinWindow]:
-    """The rounds before each decision, where some of them were timed; `simulated` on several seeds: their mean."""
+    """The rounds before each decision, where some of them were timed."""
     batch, round_s, first, before = float(run.manifest["global_batch"]), run.round_s, 0, 0
     for point, decision in pairs:
         part, live = slice(first, point.rounds), point.entry.decision
         timed = np.isfinite(round_s[part])  # without the rounds that a pause held up
         trained = float(run.samples[:, part][:, timed].sum())
         if trained > 0:
+            measured_s = float(round_s[part][timed].sum()) * batch / trained
+            # Several simulated decisions where one failed live.
+            predicted_s = _mean_step_s(simulated[before : point.point], batch)
             yield TwinWindow(
                 decision=point.point,
                 first_round=first,
                 last_round=point.rounds - 1,
                 samples=tuple(run.samples[:, point.rounds - 1].tolist()),
                 interval=int(live.observation.jobs.sync_interval[0]),
-                measured_s=float(round_s[part][timed].sum()) * batch / trained,
+                measured_s=measured_s,
                 noise=_standard_error(round_s[part][timed]),
-                # Several simulated decisions where one failed live.
-                predicted_s=float(np.mean([_mean_step_s(s[before : point.point], batch) for s in simulated])),
+                predicted_s=predicted_s,
                 equal=first_difference(actions(live), actions(decision)) is None,
+                why=_why(run, part, live, decision, measured_s, predicted_s),
             )
         first, before = point.rounds, point.point
+
+
+def _why(run: LiveRun, part: slice, live: Decision, simulated: Decision, measured_s: float, predicted_s: float) -> str:
+    """Why a prediction is further off than `CLOSE`."""
+    error = abs(predicted_s / measured_s - 1.0)
+    if error <= CLOSE:
+        return ""
+    here, there = live.observation, simulated.observation
+    if not np.array_equal(here.workers.samples_per_step, there.workers.samples_per_step):
+        return OTHERWISE
+    timed = np.isfinite(run.round_s[part])
+    # Until the last rank arrives, and for the shortest exchange: what the leading rank measured besides is apart.
+    tail_s, took_s = run.tail_s[:, part][:, timed], run.round_s[part][timed]
+    busy_s = (run.stall_s + run.compute_s + run.update_s)[:, part][:, timed]
+    apart = abs(float((busy_s.max(axis=0) + tail_s.min(axis=0)).sum() / took_s.sum()) - 1.0)
+    return APART if apart > 0.5 * error else UNKNOWN if timed.all() else PAUSED

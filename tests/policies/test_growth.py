@@ -37,11 +37,16 @@ EVEN, ODD = [32.0, 32.0], [48.0, 16.0]
 @pytest.mark.parametrize("fixed", [0.0, 16.0, 100.0, math.inf])
 def test_exact_steps_teach_their_law(fixed: float) -> None:
     few = taught(fixed, [EVEN, EVEN, ODD])
-    assert (few.is_known, few.law, few.sure) == (False, ALL_GROWS, ALL_GROWS)
+    assert (few.is_known, few.law) == (False, ALL_GROWS)
     found = taught(fixed, [EVEN, ODD, EVEN])
     assert found.is_known  # two workers, twice
     assert found.law.fixed_samples == pytest.approx(fixed, rel=2e-3, abs=1e-9)
-    assert found.sure.fixed_samples <= found.law.fixed_samples
+    even, took_s = np.array(EVEN), np.array([1.0, 3.0])
+    for update_s in (took_s, 0.0 * took_s):  # whatever is measured as the update
+        assert found.fixed_s(even, took_s, update_s) == pytest.approx(
+            found.law.fixed_s(even, took_s), rel=0.02, abs=0.02
+        )
+    assert few.fixed_s(even, took_s, np.array([0.1, 1.5])).tolist() == [0.1, 0.1]  # not known: what both have
     assert found.law is found.law
 
 

@@ -40,7 +40,7 @@ def trained(fixed: float, slow: float, last: int, *, learns: bool = True) -> lis
     for k in range(DECISIONS):
         seen = window(shares, fixed, np.array([1.0, slow if 10 <= k < last else 1.0]), rng)
         part.learn(seen.each(), seen.step_s)
-        fixed_s = np.fmax(seen.fixed_s, part.sure.fixed_s(seen.each(), seen.step_s))
+        fixed_s = part.fixed_s(seen.each(), seen.step_s, seen.fixed_s)
         seen = replace(seen, fixed_s=fixed_s) if learns else seen
         world.started_s -= seen.span_s  # so long ago did it begin
         unknown = np.full(2, np.nan)

@@ -20,7 +20,7 @@ def window(ranks: int = 3, **extra_s: float) -> LiveWindow:
     """Equal ranks, but for rank 1: what it takes longer per round."""
     rows = np.zeros((ranks, 6, len(COLUMNS)))
     rows[:, :, SAMPLES] = 10
-    columns = {"compute": COMPUTE, "input": STALL, "host": UPDATE}
+    columns = {"compute": COMPUTE, "input": STALL, "update": UPDATE}
     for name, column in columns.items():
         rows[:, :, column] = 0.1 if name == "compute" else 0.01
         rows[-1 if ranks == 1 else 1, :, column] += extra_s.get(name, 0.0)
@@ -28,9 +28,9 @@ def window(ranks: int = 3, **extra_s: float) -> LiveWindow:
     return measure(rows, [True] * 6)
 
 
-@pytest.mark.parametrize("cause", ["compute", "input", "host"])
-def test_a_slow_rank_is_told_of_once_with_its_cause(cause: str) -> None:
-    watch, slow = SlowRanks(), window(**{cause: 0.1})
+@pytest.mark.parametrize(("part", "cause"), [("compute", "compute"), ("input", "input"), ("update", "compute")])
+def test_a_slow_rank_is_told_of_once_with_its_cause(part: str, cause: str) -> None:
+    watch, slow = SlowRanks(), window(**{part: 0.1})
     told = [watch.news(slow, {}) for _ in range(LASTS + 3)]
     assert [len(one) for one in told] == [0] * (LASTS - 1) + [1] + [0] * 3
     rank, found = told[LASTS - 1][0]

@@ -48,6 +48,7 @@ class Given:
     stall_part: float = 0.1  # of what grows with the samples
     exchange_s: float = 8e-3
     slow: Callable[[int], Floats] = lambda k: np.array([2.0 if k >= 150 else 1.0, 1.0])  # by round and rank
+    behind_s: Callable[[int], Floats] = lambda k: np.zeros(1)  # a sample behind the last gradient, by round and rank
     pause: Callable[[int], float] = lambda k: 0.0  # seconds that rank 0 does something else before round k
     step_cov: float = 0.0  # of each rank's steps on its own,
     common_cov: float = 0.0  # and of all ranks' together
@@ -108,7 +109,7 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
         arrives_s = update_s + pause_s + stall_s + compute_s
         tail_s = arrives_s.max() - arrives_s + given.exchange_s
         clock_s += float(arrives_s.max()) + given.exchange_s
-        update_s = scale * given.update_part * given.fixed_s
+        update_s = scale * given.update_part * given.fixed_s + given.behind_s(k) * n
         nothing = np.full(ranks, math.nan)
         paused = bool(pause_s.any())
         row = np.stack([n, stall_s + pause_s, compute_s, tail_s, update_s, nothing, nothing], axis=1)

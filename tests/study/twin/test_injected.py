@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from equipoise.study.twin.record import read_run
-from equipoise.study.twin.twin import SEEDS, twin
+from equipoise.study.twin.twin import twin
 from tests.study.twin.injected import EVERY, Given, write
 
 
@@ -90,7 +90,6 @@ def test_noise_adds_no_error_of_its_own(tmp_path: Path) -> None:
     assert abs(np.mean(errors)) < 0.005
     assert np.median(np.abs(errors)) < 0.01
     assert found.measured.step_cov > 0.01
-    assert SEEDS > 1
 
 
 def test_what_slows_all_ranks_down_at_once_makes_nobody_wait(tmp_path: Path) -> None:
@@ -98,7 +97,6 @@ def test_what_slows_all_ranks_down_at_once_makes_nobody_wait(tmp_path: Path) -> 
     found = twin(read_run(write(given, tmp_path / "run")))
     bias = np.mean([window.predicted_s / window.measured_s - 1.0 for window in found.windows])
     assert abs(bias) < 0.015
-    assert found.measured.step_cov < 0.05
 
 
 def test_a_decision_that_failed_live_is_left_out_in_the_twin_too(tmp_path: Path) -> None:

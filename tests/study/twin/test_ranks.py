@@ -38,7 +38,7 @@ def write(folder: Path, ranks: list[dict[str, Any]], devices: list[dict[str, Any
     [
         ({"compute_s": 0.2}, {}, "compute", "25 ms per sample, the others 10 ms"),
         ({"stall_s": 0.2}, {}, "input", "25 ms per sample, the others 1 ms"),
-        ({"update_s": 0.2}, {}, "host", "25 ms per sample, the others 1 ms"),
+        ({"update_s": 0.2}, {}, "compute", "25 ms per sample, the others 1 ms after the gradients' exchange"),
         ({"compute_s": 0.2}, {"queued_s": 0.07}, "host", "other programs had its processor for 70 ms per round"),
         # It takes 0.2 - 0.08 = 0.12 s longer than the others; half of that is 0.06 s.
         ({"compute_s": 0.2}, {"queued_s": 0.05}, "compute", "25 ms per sample, the others 10 ms"),

@@ -20,7 +20,7 @@ from equipoise.study.twin.compare import actions
 from equipoise.study.twin.fit import measure
 from equipoise.study.twin.record import read_run
 from equipoise.study.twin.text import render
-from equipoise.study.twin.twin import Twin, twin
+from equipoise.study.twin.twin import APART, Twin, twin
 from tests.study.twin.twin_runs import Truth, write_run
 
 
@@ -73,6 +73,20 @@ def test_with_noise_the_prediction_holds(tmp_path: Path) -> None:
     assert found.step_error_median < 0.05
     assert found.measured.step_cov == pytest.approx(0.03, rel=0.4)
     assert [len(speeds.begin) for speeds in found.measured.speeds] == [2, 1]
+
+
+def test_a_window_that_is_far_off_says_why(tmp_path: Path) -> None:
+    """The leading rank leaves each exchange 20 ms later than the other one: of rounds of 99 to 200 ms, above 5 %."""
+    folder, _ = write_run(Truth(), tmp_path)
+    path = folder / "rounds-0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    later = [line | {"tail_s": line["tail_s"] + 0.02} if "round" in line else line for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in later))
+    found = twin(read_run(folder))
+    assert {window.why for window in found.windows} <= {APART, ""}
+    assert "off by more than 5 % before decisions 1, 2, 3, " in render(found)
+    assert found.slow[0].startswith("rank 0 is 2.00 times slower: compute")
+    assert found.slow[0] in render(found)
 
 
 def test_a_run_that_only_advised_keeps_its_shares(tmp_path: Path) -> None:

@@ -6,17 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from equipoise.policies.contract import Decision, Kind, Memory, Plan, Policy, Stage, refine
-from equipoise.policies.observation import Observation
+from equipoise.policies.contract import Decision, Policy
 from equipoise.policies.record.export import stage_entries
 from equipoise.policies.record.journal import append
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run
+from equipoise.study.twin.live_policy import AsLive, levers
 
 EVERY = 4
 
@@ -74,32 +74,14 @@ class Truth:
         }
 
 
-@dataclass(frozen=True)
-class Asked(Stage):
-    """A policy that a live job asks: from its first rounds on, not at its start, where only places are its own."""
-
-    name: ClassVar[str] = "asked"
-    kind: ClassVar[Kind] = "tasks"
-
-    policy: Policy
-    decided: list[Decision]  # filled
-
-    def initial(self) -> Memory:
-        return {"policy": self.policy.initial()}
-
-    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        decision = refine(self.policy, observation.snapshot(), memory["policy"])
-        if not len(observation.workers):
-            return Plan(allocation=decision.plan.allocation), memory
-        self.decided.append(decision)
-        return decision.plan, {"policy": decision.memory}
-
-
 def simulated(truth: Truth) -> list[Decision]:
-    """What the policy decides in the truth."""
-    asked = Asked(make_policy(truth.policy), [])
+    """What the policy decides in the truth, which it sees as in a live job."""
+    decided: list[Decision] = []
+    fixed_samples = truth.fixed_s / min(truth.per_sample_s)
+    held = frozenset[str]() if truth.mode == "act" else levers()
+    asked = AsLive(make_policy(truth.policy), decided, held, frozenset(), fixed_samples, fixed_samples)
     run(from_mapping(truth.scenario()), policy=Policy("asked", (asked,)), seed=3)
-    return asked.decided
+    return decided
 
 
 def write_run(truth: Truth, folder: Path, seed: int = 0) -> tuple[Path, int]:
