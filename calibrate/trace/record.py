@@ -26,7 +26,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from equipoise.calibrate.trace.fuse import Flow, fused
 from equipoise.calibrate.trace.memory import CachingAllocator
 from equipoise.calibrate.trace.pretend import CannotTraceError, pretending
-from equipoise.calibrate.trace.work import READ, Pass, Shape, TracedOperation, operation
+from equipoise.calibrate.trace.work import READ, Pass, Shape, TracedOperation, operation, workspace_bytes
 
 MakeStep = Callable[[int], Callable[[], object]]
 """make(batch) returns a function that runs one training step of `batch` samples."""
@@ -111,9 +111,9 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         if self._collects:
             gc.enable()
 
-    def _allocate(self, storage: Any) -> None:
+    def _allocate(self, storage: Any, beside: int = 0) -> None:
         if storage not in self._known:
-            block = self.memory.allocate(storage.nbytes())
+            block = self.memory.allocate(storage.nbytes() + beside)
             self._known[storage] = weakref.finalize(storage, self.memory.free, block)
 
     @property
@@ -181,12 +181,13 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             raise CannotTraceError("a sparse tensor, whose size depends on data (sparse=True?): use a dense one")
         backward = torch._C._current_graph_task_id() != -1
         adds = backward and name == "add" and len(ins) == 2 and ins[0].shape == ins[1].shape
+        beside = workspace_bytes(name, shapes(ins))
         for x in outs:
             storage = x.untyped_storage()
             if adds:
                 self._later.append(weakref.ref(storage))
             else:
-                self._allocate(storage)
+                self._allocate(storage, beside if x is outs[-1] else 0)
         scalars = [x for x in tree_leaves(args) if isinstance(x, bool | int | float)]
         during: Pass = "backward" if backward else "forward"
         changes = bool(func._schema.is_mutable)

@@ -266,6 +266,18 @@ def _flop(
     return 0.0
 
 
+def workspace_bytes(name: str, ins: Sequence[Shape]) -> int:
+    """What an operation keeps for its backward pass beside its results, of which fake tensors know no size.
+
+    Of an LSTM on a CPU: gates of all times and several copies of states that are as wide as the wider of input and
+    state; measured (oneDNN of PyTorch 2.13, ten sizes, within 4 % from ten times on).
+    """
+    if name != "mkldnn_rnn_layer":
+        return 0
+    (times, batch, inner), (gates, state) = ins[0].sizes, ins[2].sizes
+    return round(4.0 * times * batch * (gates + 11.05 * (1.0 + 1.0 / times) * max(inner, state)))
+
+
 def _bytes(name: str, ins: Sequence[Shape], outs: Sequence[Shape], changes: bool) -> float:
     """Bytes read and written, each tensor once."""
     out = float(sum(x.memory_bytes for x in outs))

@@ -6,7 +6,7 @@ import csv
 import importlib.util
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -398,6 +398,24 @@ def test_a_recurrent_layer_takes_one_time_after_another(made: object) -> None:
     found = step_times(record(made.recurrent, 16).operations, rates_of("h100"))
     assert found.by_kind["recurrence"] == pytest.approx(400 * 15e-6)
     assert found.host_s < 0.5 * found.gpu_s
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no LSTM of oneDNN")
+def test_an_lstm_keeps_gates_and_states_on_a_cpu() -> None:
+    """What PyTorch's own operation returns for its backward pass, beside the trace that has no such tensor."""
+    times, batch, inner, state = 20, 32, 96, 192
+    x, hidden = torch.randn(times, batch, inner), torch.zeros(batch, state)
+    gates = [torch.randn(4 * state, wide) for wide in (inner, state)] + [torch.randn(4 * state)] * 2
+    more = (False, [], 2, state, 1, True, False, False, True)
+    kept = torch.ops.aten.mkldnn_rnn_layer(x, *gates, hidden, hidden, *more)[3].nbytes
+
+    def make(samples: int) -> Callable[[], object]:
+        net = torch.nn.LSTM(inner, state)
+        return lambda: net(torch.randn(times, samples, inner))[0].sum().backward()
+
+    trace = record(make, batch, device="cpu")
+    assert kept == pytest.approx(trace.peak_bytes, rel=0.5)  # most of the peak
+    assert trace.peak_bytes > kept
 
 
 def test_command_keeps_what_could_be_traced(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
