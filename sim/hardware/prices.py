@@ -21,6 +21,7 @@ from pydantic import Field, field_validator, model_validator
 from equipoise.policies.observation import Bools, Floats
 from equipoise.sim.hardware.contracts import HOUR_S, Bond, bond, of_on_demand, owned_usd_per_h, terms_of
 from equipoise.sim.hardware.profile import (
+    ByteRate,
     HardwareProfile,
     Kind,
     Measured,
@@ -31,18 +32,40 @@ from equipoise.sim.hardware.profile import (
     scenarios_dir,
 )
 from equipoise.sim.scenario.errors import read_model
-from equipoise.sim.scenario.model import NodeGroup, Scenario
+from equipoise.sim.scenario.model import NodeGroup, Scenario, Topology, TreeTopology
 from equipoise.sim.scenario.money import Cost, Terms, read_terms
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import SHARE, STORAGE_PRICE, TARIFF
+
+
+class NetworkPrice(Sourced):
+    """What a network costs, by which rents of nodes with another one than usual differ.
+
+    port: of `rate` bytes/s of a node's NICs with their part of a fat tree of two tiers without oversubscription, USD/h;
+    upper: share of that for links and switches above the racks, which oversubscription divides; included: bytes/s a
+    GPU whose network is part of the GPU's rent, by accelerator.
+    """
+
+    port: Annotated[Measured, price_of]
+    rate: ByteRate
+    upper: Annotated[Measured, read_by(SHARE)]
+    included: dict[str, ByteRate] = Field(default_factory=dict)
+
+    def beyond(self, group: NodeGroup, topology: Topology) -> float:
+        """USD/h by which a node costs more than its rent says; 0 where its NICs or the usual ones are not stated."""
+        usual = self.included.get(group.accelerator)
+        if usual is None or not {"nic", "nics"} & group.model_fields_set:
+            return 0.0
+        above = 1.0 / topology.oversubscription if isinstance(topology, TreeTopology) else 1.0
+        ports = group.network * (1.0 - self.upper.value * (1.0 - above)) - group.gpus * usual.value
+        return ports / self.rate.value * self.port.value
 
 
 class PriceBook(Sourced):
     """Prices of one date. Each number may state its own source and kind; the default is the book's.
 
     gpu_hour: rent of one GPU with its share of the node, by accelerator; discounts: off that rent, by contract
-    (`spot`, `reserved 3 y`); tariff: electricity, USD/J; storage:
-    USD/(byte s); network: USD/h per node, beyond what the GPUs' prices include.
+    (`spot`, `reserved 3 y`); tariff: electricity, USD/J; storage: USD/(byte s).
     """
 
     schema_version: Literal[1] = 1
@@ -54,7 +77,7 @@ class PriceBook(Sourced):
     discounts: dict[str, Annotated[Measured, read_by(SHARE)]] = Field(default_factory=dict)
     tariff: Annotated[Measured, read_by(TARIFF)] | None = None
     storage: Annotated[Measured, read_by(STORAGE_PRICE)] | None = None
-    network: Annotated[Measured, price_of] | None = None
+    network: NetworkPrice | None = None
 
     @field_validator("discounts")
     @classmethod
@@ -133,35 +156,39 @@ class Prices:
         return self.known and self.pays_energy is None and bool(np.ptp(self.usd_per_gpu_s) == 0.0)
 
 
-def _on_demand(group: NodeGroup, cost: Cost, book: PriceBook, profile: HardwareProfile) -> tuple[float | None, str]:
+def _on_demand(
+    group: NodeGroup, cost: Cost, book: PriceBook, profile: HardwareProfile, topology: Topology
+) -> tuple[float | None, str]:
     """(USD/h of the GPUs of one node without any contract, where the price is from); None: not known.
 
-    In order: the group's price (with its network), the scenario's rent, the price book, the profile.
+    In order: the group's price (with its network), the scenario's rent, the price book, the profile. Only the last two
+    follow the network, by the book, unless the scenario states what it costs.
     """
     if group.price is not None:
         return group.price, "scenario"
     if group.accelerator in cost.gpu_hour:
         return group.gpus * cost.gpu_hour[group.accelerator], "scenario"
     listed = book.gpu_hour.get(group.accelerator) or profile.accelerator(group.accelerator).price_usd_per_gpu_h
-    return (None, "") if listed is None else (group.gpus * listed.value, "book")
+    if listed is None:
+        return None, ""
+    beyond = 0.0 if book.network is None or cost.network is not None else book.network.beyond(group, topology)
+    return max(0.0, group.gpus * listed.value + beyond), "network" if beyond else "book"
 
 
 def group_price(
-    group: NodeGroup, cost: Cost, book: PriceBook, profile: HardwareProfile, gpus: int
+    group: NodeGroup, cost: Cost, book: PriceBook, profile: HardwareProfile, topology: Topology, gpus: int
 ) -> tuple[float | None, str, Bond | None]:
     """(USD/h of one node, source of the price, committed payments of its contract); None: not known, or none.
 
     gpus: all under the group's contract; a commitment is shared evenly among them.
     """
     _, terms = terms_of(group, cost)
-    own, network = group.count * group.gpus, cost.network
-    if network is None:
-        network = book.network.value if book.network is not None else 0.0
+    own, network = group.count * group.gpus, cost.network or 0.0
     if terms.kind == "owned":
         bought = cost.capex[group.accelerator]
         paid = own * bought.price
         return group.gpus * owned_usd_per_h(bought) + network, "owned", Bond(paid, paid, bought.life)
-    listed, origin = _on_demand(group, cost, book, profile)
+    listed, origin = _on_demand(group, cost, book, profile, topology)
     around = 0.0 if group.price is not None else network
     if listed is None or terms.kind == "on_demand":
         return (None if listed is None else listed + around), origin, None
@@ -181,7 +208,8 @@ def make_prices(scenario: Scenario, profile: HardwareProfile) -> Prices:
     count = [group.count for group in groups]
     keys = [terms_of(group, cost)[0] for group in groups]
     under = {key: sum(g.count * g.gpus for g, k in zip(groups, keys, strict=True) if k == key) for key in keys}
-    priced = [group_price(group, cost, book, profile, under[key]) for group, key in zip(groups, keys, strict=True)]
+    topology = scenario.cluster.topology
+    priced = [group_price(g, cost, book, profile, topology, under[k]) for g, k in zip(groups, keys, strict=True)]
     per_node = [math.nan if usd is None else usd for usd, _, _ in priced]
     origins = {origin for _, origin, _ in priced}
     tariff = scenario.energy.tariff
@@ -193,12 +221,13 @@ def make_prices(scenario: Scenario, profile: HardwareProfile) -> Prices:
     storage = cost.storage
     if storage is None and book.storage is not None:
         storage = book.storage.value
+    apart = ", rents adjusted to the rate of the nodes' NICs" if "network" in origins else ""
     return Prices(
         np.repeat(per_node, count),
         np.repeat([float(group.gpus) for group in groups], count),
         (math.nan if tariff is None else tariff) if charged else None,
         storage,
-        f"prices of {book.date} ({book.kind}, {book.name})" if "book" in origins else "",
+        f"prices of {book.date} ({book.kind}, {book.name}){apart}" if {"book", "network"} & origins else "",
         np.repeat(owned, count) if some else None,
         tuple(bound for _, _, bound in priced if bound is not None),
     )

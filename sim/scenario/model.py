@@ -138,6 +138,9 @@ class Explicit(Section):
     links: Annotated[tuple[LinkSpec, ...], Field(min_length=1)]
 
 
+Topology = Star | TreeTopology | Explicit
+
+
 class SlowLink(Section):
     """A node whose NICs are slower than its group's; `rate` is that of all of them together."""
 
@@ -152,7 +155,7 @@ class ClusterSpec(Section):
     nodes: tuple[NodeGroup, ...] = ()  # groups of identical nodes
     gpus: Count | None = None  # a single pool of this many GPUs, without a network
     # how the nodes are connected
-    topology: Annotated[Star | TreeTopology | Explicit, Field(discriminator="kind")] = Star()
+    topology: Annotated[Topology, Field(discriminator="kind")] = Star()
     slow_links: tuple[SlowLink, ...] = ()
 
     @model_validator(mode="after")

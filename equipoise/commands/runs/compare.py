@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     "policies",
     metavar="POLICY",
     multiple=True,
-    help="Stages joined by +, none, or an exported file; may be repeated, ratios refer to the first. Default: none, "
-    "scenario's.",
+    help="Stages joined by +, none, or an exported file; may be repeated, ratios refer to the first. Default: none and "
+    "the scenario's; of several scenarios each its own.",
 )
 @click.option("--seeds", type=IntRange(min=1), default=5, show_default=True, help="Seeds per policy.")
 @until_options
@@ -87,8 +87,9 @@ def compare(
 ) -> int:
     """Simulate SCENARIO under several policies, with the same arrivals, faults and noise for each.
 
-    Several scenarios under one policy are options of a decision: which is fastest, cheapest, or worth choosing; with
-    --out, `report` draws cost against time. Under several policies: ratios and tests for each and over all.
+    Several scenarios, each under its own policy or under one, are options of a decision: which is fastest, cheapest, or
+    worth choosing; with --out, `report` draws cost against time. Under several policies: ratios and tests for each and
+    over all.
     """
     from equipoise import api, studies
 
@@ -100,8 +101,8 @@ def compare(
     prepared = {name: api.prepare(file, of, overrides) for name, (file, of) in cases.items()}
     note(False, *dict.fromkeys(line for _, _, warnings in prepared.values() for line in warnings))
     many = len(prepared) > 1
-    own = [make_policy(ready.policy).name for ready, _, _ in prepared.values()]
-    chosen = tuple(map(named, policies)) or tuple(dict.fromkeys(("none", *own)))
+    own = {name: make_policy(ready.policy).name for name, (ready, _, _) in prepared.items()}
+    chosen = tuple(map(named, policies)) or (() if len(scenarios) > 1 else tuple(dict.fromkeys(("none", *own.values()))))
     writable(out, "comparison")
     made: dict[str, Comparison] = {}
     for name, (ready, read, _) in prepared.items():
@@ -109,7 +110,7 @@ def compare(
             with progress(state.quiet, name or ready.name) as tell:
                 found = studies.compare(
                     ready,
-                    chosen,
+                    chosen or (own[name],),
                     seeds,
                     trace=read,
                     jobs=jobs,
@@ -131,7 +132,7 @@ def compare(
     if decided is None or wide or form != "table" or len(chosen) > 1:
         _print(made, len(scenarios) > 1, form, wide, state)
     if decided is not None and form == "table":
-        say("\n".join(decided.lines(wide) if len(chosen) == 1 else decided.remarks))
+        say("\n".join(decided.lines(wide) if len(chosen) < 2 else decided.remarks))
     elif decided is not None:
         note(state.quiet, *decided.remarks)
     note(False, *(f"equipoise: {text}" for one in made.values() for text in one.failures))

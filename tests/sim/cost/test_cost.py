@@ -60,6 +60,23 @@ def test_prices_in_their_order() -> None:
     assert usd_per_h(priced({"capex": {"h100_sxm": capex}})) == pytest.approx([4 * per_hour] * 2)
 
 
+def test_a_rent_follows_the_network_of_its_nodes_by_the_book() -> None:
+    """A port of 400 Gbit/s is 0.36 USD/h, and one is in an H100's rent of 3; 41 % of it stand above the racks.
+
+    800 Gbit/s for 8 GPUs at 2:1: 24 - 8 * 0.36 + 2 * 0.36 * (1 - 0.41 / 2) = 21.69; one's own prices stay.
+    """
+    node = {"gpus": 8, "accelerator": "h100_sxm"}
+    slow = node | {"nic": "100 Gbit/s", "nics": 8}
+    tree = {"kind": "tree", "nodes_per_rack": 2, "oversubscription": 2}
+    cases = [({}, node, 24.0), ({}, node | {"nic": "400 Gbit/s", "nics": 8}, 24.0), ({}, slow, 24 - 6 * 0.36)]
+    cases += [({"network": "1 USD/h"}, slow, 25.0), ({"gpu_hour": {"h100_sxm": "2 USD/h"}}, slow, 16.0)]
+    for cost, given, usd in cases:
+        assert usd_per_h(priced(cost, [given])) == pytest.approx([usd])
+    racks = priced({}, cluster={"nodes": [slow | {"count": 2}], "topology": tree})
+    assert usd_per_h(racks) == pytest.approx([24 - 8 * 0.36 + 2 * 0.36 * 0.795] * 2)
+    assert any("rents adjusted to the rate of the nodes' NICs" in note for note in simulate(racks).notes)
+
+
 def test_a_book_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text('name: mine\ndate: "2026-01"\ngpu_hour: {h100_sxm: 1 USD/h}\n', "utf-8")
     (tmp_path / "case.yaml").write_text(
