@@ -1,10 +1,10 @@
 """Nodes that are rented when jobs wait or features lack room, and given back when idle (`autoscale`).
 
-Looked at whenever policies decide. Jobs that wait are gone through in the order of arrival: what is free, or on
-its way, is set aside for them; for a job that this does not cover nodes are ordered, of the groups in the order in
-which the scenario names them, if so many can be had that it could run. Features come first: nodes are ordered for
-the room that they lack. No node is given back while a job waits that may run on it, or a feature lacks room that it
-may give.
+Looked at whenever policies decide. Jobs that wait are gone through in the order of arrival: what is free, or on its
+way, is set aside for them; for a job that this does not cover nodes are ordered, of the groups in the order in which
+the scenario names them, if so many can be had that it could run. For a job that a limit or quota holds back nothing is
+ordered, and no node is kept. Features come first: nodes are ordered for the room that they lack. No node is given back
+while a job waits that may run on it, or a feature lacks room that it may give.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from simpy.events import Event
 
 from equipoise.policies.observation import Bools, Floats
+from equipoise.policies.quotas.limits import Quota
 from equipoise.sim.clock import FAULTS
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.features.autoscale.section import Autoscale, autoscale_of
@@ -86,9 +87,10 @@ class NodeRenting(FeatureRun):
         for pool in self.pools:
             self._order(pool, pool.spec.min - len(self._there(pool)) - len(pool.coming))
         kept, later_s = self._serve(now_s)
-        if self.roster.waiting:
-            later_s = min(later_s, self._rent(now_s, kept))
-        later_s = min(later_s, self._give_back(now_s))
+        quota = self._quota() if self.roster.waiting else None
+        if quota is not None:
+            later_s = min(later_s, self._rent(now_s, kept, quota))
+        later_s = min(later_s, self._give_back(now_s, quota))
         self.clock.cancel(self._timer)
         self._timer = self.clock.at(later_s, self._on_timer, FAULTS) if later_s < math.inf else None
 
@@ -150,7 +152,28 @@ class NodeRenting(FeatureRun):
                 np.add.at(kept, self.unit[sorted(pool.coming)[first : first + taken]], pool.gpus)
         return kept, later_s
 
-    def _rent(self, now_s: float, kept: Floats) -> float:
+    def _quota(self) -> Quota:
+        """What the running jobs use of each limit."""
+        queues, columns = self.roster.demand.claims.queues, self.roster.columns
+        quota = Quota.unused(queues, int(self.cluster.node_model.max()) + 1)
+        for row, held in self.cluster.holding.items() if len(queues.parent) else ():
+            if row >= 0:
+                share = min(1.0, float(columns["gpu_share_requested"][row]))
+                models, counts = np.unique(self.cluster.gpus.model[held.gpu], return_counts=True)
+                quota.book(
+                    int(columns["claim"][row]), dict(zip(models.tolist(), (counts * share).tolist(), strict=True))
+                )
+        return quota
+
+    def _allowed(self, row: int, need: float, quota: Quota) -> Bools:
+        """The units on which no limit holds a job with so many GPUs back, (units,)."""
+        claim = int(self.roster.columns["claim"][row])
+        if claim < 0:
+            return np.ones(len(self._unit_model), dtype=np.bool_)
+        within: Bools = np.array(quota.room(claim))[self._unit_model] >= need - _NEAR
+        return within
+
+    def _rent(self, now_s: float, kept: Floats, quota: Quota) -> float:
         """Order nodes for waiting jobs; returns when the next of them will have waited for long enough (s).
 
         kept (units,): GPUs on their way that are for others.
@@ -160,8 +183,12 @@ class NodeRenting(FeatureRun):
         free, columns = np.maximum(self._free() - kept, 0.0), self.roster.columns
         stuck = not self.roster.running and not any(pool.coming for pool in self.pools)
         for row in self.roster.waiting.rows.tolist() if open_pools else ():
-            sets = self._units_for(row)
             most, least = self._needs(row)
+            allowed = self._allowed(row, least, quota)
+            sets = [within for units in self._units_for(row) if (within := [unit for unit in units if allowed[unit]])]
+            if not sets:
+                continue
+            quota.book(int(columns["claim"][row]), {int(self._unit_model[sets[0][0]]): least})
             queued_s = float(columns["queued_since_s"][row])
             units = {unit for of in sets for unit in of}
             usable = [pool for pool, _ in open_pools if units.intersection(self.unit[pool.nodes].tolist())]
@@ -229,17 +256,19 @@ class NodeRenting(FeatureRun):
 
     # -- fewer nodes ---------------------------------------------------------------------------------------
 
-    def _give_back(self, now_s: float) -> float:
+    def _give_back(self, now_s: float, quota: Quota | None) -> float:
         """Return nodes that were idle for long enough; returns the time of the next possible return (s)."""
         since_s, held, later_s = self._idle_since_s, self.cluster.held_gpus(), math.inf
         idle = self.cluster.up & (held == 0)
         since_s[~idle] = math.inf
         since_s[idle] = np.minimum(since_s[idle], now_s)
         rows, columns = self.roster.waiting.rows, self.roster.columns
-        alike = np.unique(np.stack((columns["gpu_types"][rows], columns["claim"][rows])), axis=1, return_index=True)[1]
+        by = np.stack([columns[name][rows] for name in ("gpu_types", "claim", "gpus_requested")])
+        alike = np.unique(by, axis=1, return_index=True)[1]
         wanted = np.zeros(len(self._unit_model), dtype=np.bool_)
         for row in rows[alike].tolist():
-            wanted |= self._may_use(row)
+            allowed = self._allowed(row, self._needs(row)[1], quota) if quota is not None else True
+            wanted |= self._may_use(row) & allowed
         for pool in self.pools:
             if wanted[self.unit[pool.nodes]].any() or self._lacking(pool):
                 continue

@@ -149,6 +149,16 @@ def test_nodes_are_rented_of_the_group_that_a_job_may_use(job: dict):
     assert made.jobs["start_s"].tolist() == [60.0]
 
 
+@pytest.mark.parametrize("policy", ["kueue", "fifo"])
+def test_no_node_is_rented_nor_kept_for_jobs_that_a_quota_holds_back(policy: str):
+    """A quota of 8 GPUs, four jobs of 8 for an hour: one node at a time; each starts when the last has ended."""
+    queues = {"flavors": {"all": ["own", "demand"]}, "queues": [{"name": "q", "gpus": {"all": 8}}]}
+    jobs = [{"gpus": 8, "count": 4, "duration": "1 h", "queue": "q"}]
+    made = scaled(jobs, DEMAND | {"name": "own"}, DEMAND, queues=queues, policy=policy)
+    assert made.jobs["start_s"].tolist() == [180.0 + 3600.0 * k for k in range(4)]
+    assert [what for _, what, _ in events(made)].count("rented") == 1
+
+
 def test_a_job_of_one_gpu_model_has_any_model_that_can_be_had():
     """Twelve GPUs of one model: of the first there are eight."""
     groups = [{"name": name, "count": n, "gpus": 4, "accelerator": name} for name, n in (("t4", 2), ("l40s", 3))]
