@@ -261,8 +261,10 @@ def _network(cluster: ClusterSpec, profile: HardwareProfile) -> NetworkRates:
     driven = min(gpu_nic_bytes_per_s(g, profile) for g in groups)
     if not isinstance(kind, TreeTopology):
         return NetworkRates(gpus, nic, driven)
-    rack = kind.nodes_per_rack
-    return NetworkRates(gpus, nic, driven, rack * gpus, rack * nic / kind.oversubscription)
+    rack, uplink = kind.nodes_per_rack, kind.nodes_per_rack * nic / kind.oversubscription
+    if kind.nvlink is not None:
+        nic, driven = gpus * kind.nvlink, kind.nvlink
+    return NetworkRates(gpus, nic, driven, rack * gpus, uplink)
 
 
 def _links(network: NetworkRates) -> dict[str, Any]:

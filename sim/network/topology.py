@@ -59,6 +59,9 @@ class Topology:
         capacity[:, DISK] = _per_node(groups, count, "storage_rate")
         capacity[:, FABRIC] = self.fabric_bytes_per_s * np.maximum(1.0, _per_node(groups, count, "gpus"))
         capacity[:, NIC_OUT] = capacity[:, NIC_IN] = nic
+        if nvlink := getattr(self.kind, "nvlink", None):  # a rack's uplink alone limits what leaves it
+            capacity[:, [NIC_OUT, NIC_IN]] = nvlink * _per_node(groups, count, "gpus")[:, None]
+            self.gpu_nic_bytes_per_s[:] = nvlink
         nics = _per_node(groups, count, "nics")
         for slow in cluster.slow_links:
             node = self.node_index(slow.node)

@@ -117,6 +117,7 @@ class TreeTopology(Section):
     kind: Literal["tree"]  # racks
     nodes_per_rack: Count  # nodes under one rack switch
     oversubscription: Annotated[Float, Field(ge=1)] = 1.0  # NIC capacity of a rack over that of its uplink
+    nvlink: BytesPerS | None = None  # rate from a GPU to those of other nodes of its rack; none: through NICs
     latency: Seconds = 0.0  # between nodes of a rack, one way
     core_latency: Seconds = 0.0  # added between racks, one way
 

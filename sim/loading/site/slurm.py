@@ -125,7 +125,7 @@ def add_topology(site: Site, topologies: Sequence[SlurmTopology]) -> None:
     if chosen.kind == "block":
         site.add_aside(
             "Blocks",
-            "a block is simulated as a rack, without the fast fabric between its nodes",
+            "a block is simulated as a rack; for the fast fabric between its nodes give topology 'tree' with 'nvlink'",
             f"block sizes {', '.join(map(str, chosen.block_sizes)) or 'not given'}",
         )
     site.add_aside("Other topologies", *(t.name for t in topologies if t is not chosen))

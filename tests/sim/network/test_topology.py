@@ -54,6 +54,15 @@ def test_an_unknown_name_is_refused_with_a_suggestion(name, hint):
         star(group("a", 2)).node_index(name)
 
 
+def test_nodes_of_a_rack_exchange_over_nvlink_and_racks_over_their_nics():
+    """8 GPUs of 20 bytes/s; a rack of 4 nodes of 10 bytes/s sends 40 to the other, though each node could send 160."""
+    topology, one = tree(nvlink=20.0), np.ones(1)
+    assert topology.rate_bytes_per_s(np.array([0]), np.array([1]), one) == 160.0
+    assert topology.rate_bytes_per_s(np.array([0]), np.array([4]), one) == 40.0
+    assert set(topology.gpu_nic_bytes_per_s.tolist()) == {20.0}
+    assert tree().rate_bytes_per_s(np.array([0]), np.array([1]), one) == 10.0
+
+
 def test_a_hundred_thousand_gpus():
     """All names, links and capacities of 12,500 nodes; routes only when asked for."""
     topology = tree(nodes=12_500, per_rack=32, oversubscription=2.0)
