@@ -69,7 +69,7 @@ def answer(scenario: Scenario, name: str | None = None) -> Answered:
     found = [split for split in every if split.fits] or every  # it is warned of where none fits
     larger = ", ".join(split.name for split in every if split not in found)
     sure = certainty_of(loop, scenario)
-    best, likely = found[0], _likely(found, sure.group[0])
+    best, likely = found[0], _likely(found, sure)
     return Answered(
         f"Post-training: {scenario.name}, loop {loop.name}",
         tuple(_sentences(loop, found, likely, sure)),
@@ -125,9 +125,9 @@ def _tried(loop: Loop) -> Iterator[Loop]:
         yield loop.model_copy(update={"rollout": loop.rollout.model_copy(update={"gpus": gpus})})
 
 
-def _likely(found: list[Split], kind: str) -> dict[int, float]:
+def _likely(found: list[Split], sure: StepCertainty) -> dict[int, float]:
     """Chance of each split, by its place in `found`, to be the fastest, over errors of rollouts and of training."""
-    drawn = errors(kind)
+    drawn = errors(sure)
     steps = np.array([[parts(s.loop, s.phases.times(a, b)).step_s for a, b in drawn] for s in found])
     first = Counter(steps.argmin(axis=0).tolist())
     return {k: first[k] / len(drawn) for k in range(len(found))}
@@ -145,6 +145,8 @@ def _sentences(loop: Loop, found: list[Split], likely: Mapping[int, float], sure
     if best.loop.colocated or not loop.generates:
         fits = "are fastest where all roll out and train in turn" if loop.generates else "train on given responses"
         fastest = f"{loop.gpus} GPUs {fits}"
+        if loop.gpus == 1:
+            fastest = "1 GPU rolls out and trains in turn" if loop.generates else "1 GPU trains on given responses"
     yield (
         f"{fastest}: a step takes {_time(step.step_s)} {between}, {DAY_S / step.step_s:,.0f} steps and "
         f"{best.tokens_a_day / 1e9:.3g} billion tokens a day, for {format_usd(best.usd)} a day."
@@ -153,7 +155,7 @@ def _sentences(loop: Loop, found: list[Split], likely: Mapping[int, float], sure
         gpus = sorted((found[k].loop.rollout_gpus, chance) for k, chance in likely.items())
         reached = np.cumsum([chance for _, chance in gpus])
         least, most = (gpus[int(np.searchsorted(reached, share - 1e-9))][0] for share in (0.05, 0.95))
-        ends = f"{least} to {most} GPUs that roll out (90 %)" if least < most else "that split (90 %)"
+        ends = f"{least} to {most} GPUs for rollouts (90 %)" if least < most else "that split (90 %)"
         others = [f"second is {found[1].name}, {_time(found[1].step.step_s)}"]
         others += [f"all in turn take {_time(s.step.step_s)}" for s in found[2:] if s.loop.colocated]
         yield f"As phases are predicted, the best is {ends}; {'; '.join(others)}."

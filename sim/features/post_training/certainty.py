@@ -119,8 +119,9 @@ def certainty_of(loop: Loop, scenario: Scenario) -> StepCertainty:
     return StepCertainty(spread, rests_on, tuple(outside), nearest, group=(kind, "post-training"), gpu=gpu)
 
 
-def errors(kind: str, chances: int = 9) -> list[tuple[float, float]]:
-    """(rollouts, training): equally likely factors on both, independent of each other."""
+def errors(sure: StepCertainty, chances: int = 9) -> list[tuple[float, float]]:
+    """(rollouts, training): equally likely factors on both, each by itself; outside of the fit both widest."""
     at = [2.0 * (k + 0.5) / chances - 1.0 for k in range(chances)]
-    one, other = ([s.interval(abs(c))[c > 0.0] for c in at] for s in (ROLLOUT, TRAINING[kind]))
+    spreads = [TRAINING["experts"]] * 2 if sure.outside else [ROLLOUT, TRAINING[sure.group[0]]]
+    one, other = ([s.interval(abs(c))[c > 0.0] for c in at] for s in spreads)
     return [(a, b) for a in one for b in other]

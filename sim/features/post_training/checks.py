@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from equipoise.sim.cost.transformer import memory_need_bytes, section
 from equipoise.sim.features.post_training.certainty import certainty_of
-from equipoise.sim.features.post_training.phases import decode_for, phases
+from equipoise.sim.features.post_training.phases import decode_for, parts, phases
 from equipoise.sim.features.post_training.section import Loop, loops_of, nodes_of
 from equipoise.sim.hardware.profile import HardwareProfile
 from equipoise.sim.scenario.model import JobSpec, Scenario
@@ -25,12 +25,17 @@ def problems(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
         if loop.name in seen:
             yield (*path, "name"), f"{loop.name!r} is the name of two loops"
         seen.add(loop.name)
-        own = JobSpec(name=loop.name, arrival=loop.arrival, priority=loop.priority, gpus=loop.gpus, duration=1.0)
-        for job in scenario.workload.jobs:  # a stored scenario has the loop's own, as long as it was then
-            if job.name == loop.name and job.model_copy(update={"duration": 1.0}) != own:
-                yield (*path, "name"), f"{loop.name!r} is the name of a job in workload.jobs, too"
         found = list(_models(loop, scenario, path)) or list(_room(loop, scenario, path))
         yield from found
+        jobs = [job for job in scenario.workload.jobs if job.name == loop.name]
+        if jobs and (found or jobs != [job_of(loop, scenario, scenario.seed)]):  # a stored scenario has the loop's own
+            yield (*path, "name"), f"{loop.name!r} is the name of a job in workload.jobs, too"
+
+
+def job_of(loop: Loop, scenario: Scenario, seed: int) -> JobSpec:
+    """The job that a loop is, as long as all its steps."""
+    total_s = parts(loop, phases(loop, scenario, seed)).total_s
+    return JobSpec(name=loop.name, arrival=loop.arrival, priority=loop.priority, gpus=loop.gpus, duration=total_s)
 
 
 def _models(loop: Loop, scenario: Scenario, path: KeyPath) -> Iterator[Problem]:
@@ -51,13 +56,23 @@ def _room(loop: Loop, scenario: Scenario, path: KeyPath) -> Iterator[Problem]:
     elif len({(group.accelerator, group.speed, group.gpus) for group in groups if group.gpus}) > 1:
         yield (*path, "gpus"), "the cluster has several kinds of nodes; a loop needs one kind"
     elif loop.generates and not decode_for(loop, scenario).slots:
-        text = f"the weights and one response do not fit on {loop.rollout.tensor} GPUs; more are needed"
+        on = "1 GPU" if loop.rollout.tensor == 1 else f"{loop.rollout.tensor} GPUs"
+        longest = f"a prompt and a response of {loop.response.most:,} tokens"
+        text = f"the weights with {longest} do not fit on {on}; give more GPUs, or a lower response.most"
         yield (*path, "rollout", "tensor"), text
     else:
         try:
             phases(loop, scenario, scenario.seed)
         except ValueError as error:
-            yield (*path, "gpus"), str(error).replace("data x", "dp x")
+            yield (*path, "gpus"), f"{str(error).replace('data x', 'dp x')}{_other_split(loop, scenario)}"
+
+
+def _other_split(loop: Loop, scenario: Scenario) -> str:
+    """How many GPUs for rollouts leave a number that the layout of the trainers can use."""
+    size = section(scenario.workload.models[loop.model])[1].layout.replica_gpus
+    apart = range(loop.gpus % size, loop.gpus, size) if loop.generates else ()
+    gpus = next((n for n in apart if n and n % loop.rollout.tensor == 0), None)
+    return "" if gpus is None else f"; rollout.gpus {gpus} would leave {loop.gpus - gpus}"
 
 
 def doubts(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:

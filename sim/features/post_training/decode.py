@@ -43,7 +43,7 @@ class Decode(NamedTuple):
     experts_s: float
     used: float  # of the experts, by one response
     product_s: float
-    slots: int  # responses at once; 0: the weights do not fit
+    slots: int  # responses at once; 0: the weights and the longest response do not fit
 
 
 def decode_of(shape: Transformer, machine: AcceleratorRates, loop: Loop) -> Decode:
@@ -56,7 +56,7 @@ def decode_of(shape: Transformer, machine: AcceleratorRates, loop: Loop) -> Deco
     experts = 2.0 * shape.moe_layers * shape.experts * shape.feed_forward_parameters(shape.expert_ffn)
     weights = 2.0 * shape.parameters
     room = CACHE * machine.memory_bytes * ranks - weights
-    held = cached * (loop.prompt_tokens + loop.response.mean)
+    held, longest = (cached * (loop.prompt_tokens + tokens) for tokens in (loop.response.mean, loop.response.most))
     return Decode(
         fixed_s=shape.layers * (LAYER_S + (2 * ALL_REDUCE_S if ranks > 1 else 0.0)),
         response_s=RESPONSE_S,
@@ -65,7 +65,7 @@ def decode_of(shape: Transformer, machine: AcceleratorRates, loop: Loop) -> Deco
         experts_s=experts / rate,
         used=shape.top_k / shape.experts if shape.experts else 0.0,
         product_s=(flop.projections + flop.feed_forward + flop.head) / (PRODUCTS * machine.flop_per_s * ranks),
-        slots=max(0, min(loop.rollout.slots, int(room / held))),
+        slots=min(loop.rollout.slots, int(room / held)) if room >= longest else 0,
     )
 
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.feature import Feature
 from equipoise.sim.features.post_training.certainty import certainty_of
-from equipoise.sim.features.post_training.checks import doubts, problems
-from equipoise.sim.features.post_training.phases import parts, phases
+from equipoise.sim.features.post_training.checks import doubts, job_of, problems
 from equipoise.sim.features.post_training.section import loops_of
-from equipoise.sim.scenario.model import JobSpec, Scenario
-
-
-def _jobs(scenario: Scenario, seed: int) -> Iterator[JobSpec]:
-    """A job for each loop, as long as all its steps."""
-    for loop in loops_of(scenario):
-        total_s = parts(loop, phases(loop, scenario, seed)).total_s
-        yield JobSpec(name=loop.name, arrival=loop.arrival, priority=loop.priority, gpus=loop.gpus, duration=total_s)
+from equipoise.sim.scenario.model import Scenario
 
 
 def _notes(scenario: Scenario, cluster: Cluster) -> Iterable[str]:
@@ -31,5 +23,5 @@ FEATURE = Feature(
     is_random=lambda _: True,
     notes=_notes,
     certainty=lambda scenario: [certainty_of(loop, scenario) for loop in loops_of(scenario)],
-    jobs=_jobs,
+    jobs=lambda scenario, seed: [job_of(loop, scenario, seed) for loop in loops_of(scenario)],
 )

@@ -113,18 +113,23 @@ def phases(loop: Loop, scenario: Scenario, seed: int) -> Phases:
 def _rolled(loop: Loop, decode: Decode, drawn: int, seed: int) -> list[tuple[float, float, Floats]]:
     """(seconds, mean seconds that replicas wait for the last, tokens of each response) of each drawn step's rollouts.
 
-    Streamed rollouts of a step end so much after those of the step before: replicas wait for none.
+    Streamed rollouts of a step end so much after those of the step before, which go first: replicas wait for none, and
+    no step takes longer than alone.
     """
     given = loop if loop.generates else loop.model_copy(update={"algorithm": "grpo"})
     names = [f"post_training:{loop.name}:{step}" for step in range(drawn)]
     tokens = [lengths(loop.response, loop.responses, seed, name) for name in names]
     tools = [tool_waits_s(loop, loop.responses, seed, name) for name in names]
     more = _evaluation_s(given, decode, seed)
+    every = [done_s(given, decode, *both)[1] for both in zip(tokens, tools, strict=True)]
     if loop.rollout.stream:
         done, _ = done_s(given, decode, np.concatenate(tokens), np.concatenate(tools))
-        ends = np.maximum.accumulate(done.reshape(drawn, -1).max(axis=1))
-        return [(end + more, 0.0, t) for end, t in zip(np.diff(ends, prepend=0.0).tolist(), tokens, strict=True)]
-    every = [done_s(given, decode, *both)[1] for both in zip(tokens, tools, strict=True)]
+        ended_s, rolled = 0.0, list[tuple[float, float, Floats]]()
+        for end_s, alone, t in zip(done.reshape(drawn, -1).max(axis=1).tolist(), every, tokens, strict=True):
+            took_s = min(max(end_s - ended_s, 0.0), float(alone.max()))
+            rolled.append((took_s + more, 0.0, t))
+            ended_s += took_s
+        return rolled
     return [(float(e.max()) + more, float(e.max() - e.mean()), t) for e, t in zip(every, tokens, strict=True)]
 
 

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from equipoise.sim.scenario.units import BytesPerS, Count, Float, Int, Positive, Seconds, Section
 
 Natural = Annotated[Int, Field(ge=0)]
+RESPONSES_MOST = 1_000_000
+"""Of a step; each is drawn and timed by itself."""
 
 
 class Response(Section):
@@ -120,6 +122,8 @@ class Loop(Section):
             )
         if self.rollout_gpus % self.rollout.tensor:
             raise ValueError(f"rollout.tensor: {self.rollout_gpus} GPUs are not a multiple of {self.rollout.tensor}")
+        if self.responses > RESPONSES_MOST:
+            raise ValueError(f"prompts x samples: {self.responses:,} responses a step, at most {RESPONSES_MOST:,}")
         if self.response.mean >= self.response.most:
             raise ValueError(f"response.mean: {self.response.mean:g} is not below 'most', {self.response.most}")
         if self.critic is not None and self.algorithm != "ppo":

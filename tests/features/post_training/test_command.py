@@ -41,12 +41,16 @@ def test_the_same_as_data(capsys: pytest.CaptureFixture[str]) -> None:
         ("post_training.0.model=polcy", "did you mean 'policy'?"),
         ("post_training.0.gpus=65", "65 GPUs, the cluster has 64"),
         ("post_training.0.rollout.gpus=64", "leave none to train"),
-        ("post_training.0.rollout.gpus=28", "36 GPUs that train are not a multiple of 8 (tp x cp x pp)"),
-        ("workload.models.policy.transformer.config=llama3-405b", "one response do not fit on 4 GPUs"),
+        (
+            "post_training.0.rollout.gpus=28",
+            "36 GPUs that train are not a multiple of 8 (tp x cp x pp); rollout.gpus 8 would leave 56",
+        ),
+        ("workload.models.policy.transformer.config=llama3-405b", "do not fit on 4 GPUs"),
+        ("post_training.0.samples=1000000", "64,000,000 responses a step, at most 1,000,000"),
         ("post_training.0.algorithm=dpo", "'dpo' generates nothing"),
         ("post_training.0.response.mean=5000", "is not below 'most', 4096"),
         ("post_training.0.critic=policy", "allowed with ppo"),
-        ("workload.jobs=[{name: grpo, gpus: 8, duration: 60}]", "is the name of a job in workload.jobs, too"),
+        ("workload.jobs=[{name: grpo, gpus: 64, duration: 60}]", "is the name of a job in workload.jobs, too"),
     ],
 )
 def test_wrong_input(change: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
