@@ -78,9 +78,11 @@ def chance(metric: str, at_most: bool, limit: float, value: float, spread: Sprea
 
 
 def between(metric: str, value: float, spread: Spread) -> str:
-    """The interval as text; "" without one."""
-    found = ends(metric, value, spread)
-    return "" if found is None else f"{show(metric, found[0])} .. {show(metric, found[1])}"
+    """The interval as text, and on which side of the result it is where that is a bound; "" without one."""
+    if (found := ends(metric, value, spread)) is None:
+        return ""
+    aside = ", above it" if value < found[0] else ", below it" if value > found[1] else ""
+    return f"{show(metric, found[0])} .. {show(metric, found[1])}{aside}"
 
 
 def above_public(scenario: Scenario, mfu: float) -> str:

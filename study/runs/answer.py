@@ -62,10 +62,9 @@ def _result(row: Mapping[str, float], policy: str, sure: StepCertainty | None) -
     """Times and cost, with their intervals where steps are predicted."""
 
     def shown(metric: str) -> str:
-        """A result with its interval; "at least" where it is a bound below the interval."""
+        """A result with its interval."""
         ends = between(metric, row[metric], sure.spread) if sure is not None else ""
-        bound = "at least " if ends and sure is not None and sure.low > 1.0 else ""
-        return bound + show(metric, row[metric]) + (f" (90 %: {ends})" if ends else "")
+        return show(metric, row[metric]) + (f" (90 %: {ends})" if ends else "")
 
     jobs, done = row["jobs"], row["completed"]
     if not done:
