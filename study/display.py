@@ -6,7 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from equipoise.sim.scenario.units import TIME, format_bytes, format_joules, format_kg, format_seconds, format_usd
+from equipoise.sim.scenario.units import (
+    TIME,
+    format_bytes,
+    format_bytes_per_s,
+    format_joules,
+    format_kg,
+    format_seconds,
+    format_usd,
+)
 from equipoise.sim.shown import all_shown
 
 OF_FEATURES = tuple(metric for shown in all_shown() for metric in shown.metrics)
@@ -188,3 +196,25 @@ def texts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Rows of a feature's table as texts, the titles first."""
     shown = [tuple(value if isinstance(value, str) else show(*value) for value in row.values()) for row in rows]
     return [tuple(rows[0]), *shown] if rows else []
+
+
+def cluster_line(cluster: Mapping[str, Any], nics: bool = False) -> str:
+    """Nodes, GPUs and network of a scenario's `cluster` section; nics: with the rates of nodes' NICs."""
+    if not cluster.get("nodes"):
+        return f"{cluster.get('gpus') or 0:,} GPUs, in one pool"
+    groups, gpus = [], 0
+    for node in cluster["nodes"]:
+        count, each = int(node.get("count") or 1), int(node.get("gpus") or 0)
+        gpus += count * each
+        kind = node.get("accelerator") or node.get("name") or "GPU"
+        speed = node.get("speed", 1.0)
+        told = "" if speed == 1.0 else f" at {speed:g} of its speed"
+        told += f" with {node['nics']} x {format_bytes_per_s(node['nic'])}" if nics else ""
+        groups.append(f"{count} x {each} {kind}{told}" if each else f"{count} nodes without GPUs")
+    topology = cluster.get("topology") or {}
+    shape = str(topology.get("kind", "")) if isinstance(topology, Mapping) else ""
+    over = topology.get("oversubscription") if isinstance(topology, Mapping) else None
+    network = f"; network: {shape}" if shape else ""
+    if isinstance(over, int | float) and over > 1:
+        network += f", {over:g}:1 oversubscribed"
+    return f"{', '.join(groups)} ({gpus:,} GPUs){network}"

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from equipoise.base.database import database
-from equipoise.study.display import digits, show
+from equipoise.study.display import cluster_line, digits, show
 from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.study import Point, Study
 from equipoise.study.report.timeline import literal
@@ -189,27 +189,6 @@ def context(study: Study) -> list[tuple[str, str]]:
         ("Varied (the above is the first point)", ", ".join(study.points[0].values) if study.points else ""),
     ]
     return [(name, text) for name, text in lines if text]
-
-
-def cluster_line(cluster: Mapping[str, Any]) -> str:
-    """Nodes, GPUs and network of a scenario's `cluster` section."""
-    if not cluster.get("nodes"):
-        return f"{cluster.get('gpus') or 0:,} GPUs, in one pool"
-    groups, gpus = [], 0
-    for node in cluster["nodes"]:
-        count, each = int(node.get("count") or 1), int(node.get("gpus") or 0)
-        gpus += count * each
-        kind = node.get("accelerator") or node.get("name") or "GPU"
-        speed = node.get("speed", 1.0)
-        told = "" if speed == 1.0 else f" at {speed:g} of its speed"
-        groups.append(f"{count} x {each} {kind}{told}" if each else f"{count} nodes without GPUs")
-    topology = cluster.get("topology") or {}
-    shape = str(topology.get("kind", "")) if isinstance(topology, Mapping) else ""
-    over = topology.get("oversubscription") if isinstance(topology, Mapping) else None
-    network = f"; network: {shape}" if shape else ""
-    if isinstance(over, int | float) and over > 1:
-        network += f", {over:g}:1 oversubscribed"
-    return f"{', '.join(groups)} ({gpus:,} GPUs){network}"
 
 
 def _workload(study: Study) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from equipoise.sim.scenario.model import Scenario
-from equipoise.study.display import LABELS, show
+from equipoise.study.display import LABELS, cluster_line, show
 from equipoise.study.findings import Findings, FindingsTable
 from equipoise.study.runs.comparison import Comparison
-from equipoise.study.sure import between, certainty_of_times, ratio_line
+from equipoise.study.sure import above_public, between, certainty_of_times, ratio_line
 from equipoise.study.table import COST
 
 Option = Mapping[str, Any]
@@ -57,12 +57,23 @@ def decision(
             )
         )
     ratios = [line for metric in ("makespan_s", COST) for line in _ratios(scenarios, made, metric)]
+    sure = next((found for name in best if (found := certainty_of_times(scenarios[name])) is not None), None)
+    fast = [f"{name}: {text}" for name, one in made.items() if (text := _too_fast(scenarios[name], one))]
+    asked = [(name, cluster_line(case.cluster.model_dump(), nics=True)) for name, case in scenarios.items()]
+    priced = max((n for one in made.values() for n in one.notes if n.startswith("money at ")), key=len, default="")
+    asked += [("Prices", priced.removeprefix("money at ").partition(";")[0])] if priced else []
     return Findings(
         "Comparison of scenarios",
         tuple(_answer(key, rows, best)),
         (FindingsTable("", table, (False, True, True, True, True, True, False)),),
-        tuple(ratios),
+        (*ratios, *(sure.lines() if sure is not None else ()), *fast),
+        tuple(asked),
     )
+
+
+def _too_fast(scenario: Scenario, made: Comparison) -> str:
+    mfu = [run.metrics.get("mfu_ratio", math.nan) for run in made.of(made.policies[0])]
+    return above_public(scenario, max(mfu, default=math.nan))
 
 
 def _answer(key: str, rows: Sequence[Option], best: Sequence[str]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from equipoise.study.report.charts.axes import axis, name
 from equipoise.study.runs.decisions import front
 
 BARS_MOST = 20
+_MEETS = (("meets the targets", True), ("misses", False))
 Row = Mapping[str, Any]
 
 
@@ -83,10 +84,9 @@ def time_against_cost(rows: Sequence[Row], key: str) -> Chart | None:
     cost, time_s = ([float(row[of]) for row in known] for of in ("cost_usd", key))
     y, divisor = axis(key, time_s, zero=False)
     best = front(cost, time_s)
-    parts = [
-        (label, [k for k, row in enumerate(known) if row.get("meets") == meets])
-        for label, meets in (("meets the targets", True), ("misses", False), ("options", None))
-    ]
+    parts = [(label, [k for k, row in enumerate(known) if row.get("meets") is meets]) for label, meets in _MEETS]
+    if not any(of for _, of in parts):  # the first have their labels for certain
+        parts = [("worth choosing", best), ("others", [k for k in range(len(known)) if k not in best])]
     series = [
         ChartSeries(
             label, [cost[k] for k in of], [time_s[k] / divisor for k in of], colour, [known[k]["values"] for k in of]

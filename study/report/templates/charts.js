@@ -411,19 +411,19 @@ const Charts = (() => {
       if (points.length > 12) return;
       const taken = points.map(([x, y]) => [x - 5, y - 7, 10, 14]); // no label on a marker
       for (const [x, y, name] of points.sort((a, b) => a[1] - b[1])) {
-        const free = (text, right) => {
+        const free = ([text, right, up]) => {
           const wide = text.length * 6.6;
-          const box = [right ? x + 8 : x - 8 - wide, y - 7, wide, 14];
+          const box = [right ? x + 8 : x - 8 - wide, y - 7 - up, wide, 14];
           const inside = box[0] > this.left && box[0] + wide < this.left + this.plotWidth;
           const hit = taken.some((b) => box[0] < b[0] + b[2] && b[0] < box[0] + box[2] && Math.abs(box[1] - b[1]) < 13);
           return inside && !hit ? box : null;
         };
         const short = name.length > 28 ? `${name.slice(0, 27)}\u2026` : name; // where the whole name has no room
-        const found = [[name, true], [name, false], [short, true], [short, false]].find(([t, right]) => free(t, right));
+        const found = [name, short].flatMap((t) => [0, 15, -15].flatMap((up) => [[t, true, up], [t, false, up]])).find(free);
         if (!found) continue;
-        const [text, right] = found;
-        taken.push(free(text, right));
-        const place = { x: right ? x + 9 : x - 9, y: y + 4, "text-anchor": right ? "start" : "end" };
+        const [text, right, up] = found;
+        taken.push(free(found));
+        const place = { x: right ? x + 9 : x - 9, y: y + 4 - up, "text-anchor": right ? "start" : "end" };
         const label = svg("text", place, this.layer, text);
         if (text !== name) svg("title", {}, label, name);
       }
