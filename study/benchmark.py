@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +134,18 @@ def bounds(given: Mapping[str, Scenario], times: Times) -> dict[str, float]:
         logs = [math.log(least / first_s) for least, first_s in zip(each, first.values(), strict=True)]
         found[name] = math.exp(sum(logs) / len(logs))
     return found
+
+
+def answer(lines: Sequence[Ranked], asked: Collection[str]) -> Iterator[str]:
+    """Rank and score of the policies asked for, or of the best, in sentences."""
+    for rank, line in enumerate(lines, 1):
+        if line.policy in asked or (rank == 1 and not set(asked) - {REFERENCE}):
+            score = line.score
+            sure = f" (95 %: {score.low:.3f} to {score.high:.3f})" if score.low < score.high else ""
+            yield (
+                f"{line.policy} ranks {rank} of {len(lines)}: jobs take {score.mean:.3f} times{sure} as long as under "
+                f"{REFERENCE}, as geometric mean of {len(line.ratios)} cases."
+            )
 
 
 def as_rows(lines: Sequence[Ranked], least: Mapping[str, float]) -> Iterator[list[str]]:

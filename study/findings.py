@@ -61,6 +61,11 @@ class Findings:
         return asdict(self)
 
 
+def screen(answer: Iterable[str], lines: Iterable[str] = (), wide: bool = False) -> str:
+    """The text for a terminal: sentences that answer the question, then lines; unless wide, its first screen."""
+    return "\n".join(first_screen([*(line for text in answer for line in wrap(text, WIDTH)), *lines], wide))
+
+
 def first_screen(lines: Iterable[str], wide: bool) -> list[str]:
     """The lines, at most `LINES` unless wide."""
     every = list(lines)

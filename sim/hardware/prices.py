@@ -52,9 +52,9 @@ class NetworkPrice(Sourced):
     included: dict[str, ByteRate] = Field(default_factory=dict)
 
     def beyond(self, group: NodeGroup, topology: Topology) -> float:
-        """USD/h by which a node costs more than its rent says; 0 where its NICs or the usual ones are not stated."""
-        usual = self.included.get(group.accelerator)
-        if usual is None or not {"nic", "nics"} & group.model_fields_set:
+        """USD/h by which a node costs more than its rent says; 0 with the default NIC, or where the usual is unknown."""
+        usual, unset = self.included.get(group.accelerator), NodeGroup()
+        if usual is None or (group.nic, group.nics) == (unset.nic, unset.nics):
             return 0.0
         above = 1.0 / topology.oversubscription if isinstance(topology, TreeTopology) else 1.0
         ports = group.network * (1.0 - self.upper.value * (1.0 - above)) - group.gpus * usual.value

@@ -26,12 +26,13 @@ def answer_report(folder: str | Path, out: str | Path | None = None) -> Made | N
         return None
     target = Path(folder) / "report.html" if out is None else Path(out)
     try:
-        content = answer_page(read_json(file)["page"]).encode()
+        page = read_json(file)["page"]
+        content, answer = answer_page(page).encode(), str(page["answer"][0])
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError([f"{file}: is damaged, or of another version: it has no {error}"]) from error
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, content)
-    return Made(target, len(content), ())
+    return Made(target, len(content), (), answer)
 
 
 def answer_page(page: Mapping[str, Any]) -> str:

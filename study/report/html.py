@@ -20,11 +20,12 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 @dataclass(frozen=True)
 class Made:
-    """A written report, with notes on omitted parts."""
+    """A written report, with notes on omitted parts and its first sentence."""
 
     path: Path
     size_bytes: int
     notes: tuple[str, ...]
+    answer: str = ""
 
 
 def composed(

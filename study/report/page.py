@@ -53,7 +53,7 @@ def make_report(folder: str | Path, out: str | Path | None = None, refresh_s: fl
     content = page.encode("utf-8")
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, content)
-    return Made(target, len(content), notes)
+    return Made(target, len(content), notes, headline(study)[0].text)
 
 
 def render_report(study: Study, refresh_s: float | None = None) -> tuple[str, tuple[str, ...]]:

@@ -35,6 +35,7 @@ from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import make_trace
+from equipoise.study.findings import screen
 
 EVENTS = "events.jsonl"
 FORMAT = {"format": "equipoise-queue", "version": 1}
@@ -284,8 +285,8 @@ def as_data(found: Orders) -> Mapping[str, Any]:
     }
 
 
-def render(found: Orders) -> str:
-    """The waiting times of each job, how far the simulation is from the record, and what the policy would change."""
+def render(found: Orders, wide: bool = False) -> str:
+    """What the policy would change, how far the simulation is from the record, and the waiting times of each job."""
     run, near = found.run, np.abs(found.same_s - found.measured_s) <= NEAR_S
     columns = (run.gpus.tolist(), found.measured_s, found.own_s, found.steered_s)
     rows = [
@@ -293,16 +294,15 @@ def render(found: Orders) -> str:
         for job, name, gpus, *waits in zip(run.id.tolist(), run.name, *columns, strict=True)
     ]
     order = found.policy if run.acted else "Slurm's own order"
-    lines = [
-        f"twin of {run.folder}: {len(run.id)} jobs on {sum(gpus for _, gpus in run.nodes)} GPUs",
-        "",
-        *aligned([("job", "name", "GPUs", "waited", "own order", found.policy), *rows], [True, False, *[True] * 4]),
-        "",
-        f"on record, under {order}: mean wait {found.measured_s.mean():.1f} s; "
-        f"simulated {np.nanmean(found.same_s):.1f} s, {near.mean():.0%} of the starts within {NEAR_S:g} s",
-        sentence(found),
+    answer = [
+        f"{sentence(found)}.",
+        f"{run.folder} has {len(run.id)} jobs on {sum(gpus for _, gpus in run.nodes)} GPUs: under {order} they waited "
+        f"{found.measured_s.mean():.1f} s on the mean, {np.nanmean(found.same_s):.1f} s simulated, with "
+        f"{near.mean():.0%} of the starts within {NEAR_S:g} s.",
     ]
-    return "\n".join([*lines, *(f"note: {note}" for note in run.notes)]) + "\n"
+    head = ("job", "name", "GPUs", "waited", "own order", found.policy)
+    table = aligned([head, *rows], [True, False, *[True] * 4])
+    return screen(answer, [*(f"note: {note}" for note in run.notes), "", *table], wide) + "\n"
 
 
 if __name__ == "__main__":

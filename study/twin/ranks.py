@@ -25,6 +25,7 @@ from equipoise.policies.observation import Floats
 from equipoise.policies.slow_ranks import of_others, slow_ranks
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_seconds, format_share
+from equipoise.study.findings import screen
 from equipoise.study.twin.record import lines_of, manifest_of, the_run_in
 
 SLOW = 1.1  # times the others' time for as much work
@@ -235,23 +236,28 @@ def as_data(found: RankDiagnosis) -> dict[str, Any]:
     return data
 
 
-def render(found: RankDiagnosis) -> str:
-    """The diagnosis as text, and the speed of the ranks over time."""
-    lines = [f"{found.folder}: {len(found.ranks)} ranks, {found.rounds} rounds"]
+def render(found: RankDiagnosis, wide: bool = False) -> str:
+    """Which ranks are slow and why, then the ranks, and their speed over time."""
+    lines = [""]
     for rank in found.ranks:
         speed = f"{format_seconds(rank.per_sample_s)} per sample"
         if rank.fixed_s > 0:
             speed += f", of which {format_seconds(rank.fixed_s)} of a round do not grow with its samples"
         waits = f"waits {format_seconds(rank.wait_s)} per round"
-        lines.append(f"  rank {rank.member} on {rank.host}: {rank.samples:.0f} samples per round, {speed}, {waits}")
-    lines += verdicts(found)
+        lines.append(f"rank {rank.member} on {rank.host}: {rank.samples:.0f} samples per round, {speed}, {waits}")
+    return screen(_answer(found), [*lines, "", *_speed_lines(found)], wide) + "\n"
+
+
+def _answer(found: RankDiagnosis) -> Iterator[str]:
+    of = f"of {len(found.ranks)} in {found.folder}, {found.rounds} rounds"
+    for text in verdicts(found):
+        yield f"{text[0].upper()}{text[1:]} ({of})."
     part = found.exchange_s / found.round_s
     if part > _NETWORK:
-        lines.append(
-            f"exchange: {format_seconds(found.exchange_s)}, {format_share(part)} of a round, on all ranks: the network"
-            + ("" if found.exchange_only else ", or a rank that is slow after its last gradient")
+        yield (
+            f"The exchange takes {format_seconds(found.exchange_s)}, {format_share(part)} of a round, on all ranks: "
+            f"the network{'' if found.exchange_only else ', or a rank that is slow after its last gradient'}."
         )
-    return "\n".join([*lines, *_speed_lines(found)]) + "\n"
 
 
 def verdicts(found: RankDiagnosis) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from equipoise.base.tables import aligned
 from equipoise.sim.scenario.units import format_seconds, format_share
-from equipoise.study.twin.compare import Parting
+from equipoise.study.findings import screen
 from equipoise.study.twin.twin import CLOSE, Twin, TwinWindow
 
 _HEADER = ("decision", "rounds", "samples", "H", "measured", "predicted", "error", "decides")
@@ -48,18 +48,11 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def render(twin: Twin) -> str:
-    """The table."""
-    lines = [
-        f"twin of {twin.run.folder}: {twin.run.policy.name}, {twin.run.ranks} ranks, {twin.run.rounds} rounds",
-        *_measured(twin),
-        *(f"  {line}" for line in twin.slow),
-        "",
-        *_table(twin.windows),
-        "",
-        *_conclusion(twin),
-    ]
-    return "\n".join([*lines, *(f"note: {note}" for note in twin.run.notes)]) + "\n"
+def render(twin: Twin, wide: bool = False) -> str:
+    """The answer, then what was measured, then the table."""
+    lines = [*(f"  first difference: {text}" for text in twin.replay_differences[:1]), *_parting(twin), *_far(twin)]
+    lines += [*(f"note: {note}" for note in twin.run.notes), "", *_measured(twin), *(f"  {line}" for line in twin.slow)]
+    return screen(_answer(twin), [*lines, "", *_table(twin.windows)], wide) + "\n"
 
 
 def _measured(twin: Twin) -> Iterator[str]:
@@ -86,7 +79,7 @@ def _table(windows: Sequence[TwinWindow]) -> Iterator[str]:
             str(w.interval),
             format_seconds(w.measured_s),
             format_seconds(w.predicted_s),
-            format_share(w.error),
+            _share(w.error),
             "alike" if w.equal else "otherwise",
         )
         for w in windows
@@ -97,33 +90,43 @@ def _table(windows: Sequence[TwinWindow]) -> Iterator[str]:
     yield from aligned([_HEADER, *rows], [True] * len(_HEADER))
 
 
-def _conclusion(twin: Twin) -> Iterator[str]:
+def _share(value: float) -> str:
+    return format_share(0.0 if value < 1e-9 else value)  # rounding alone is no error
+
+
+def _answer(twin: Twin) -> Iterator[str]:
     compared = len(twin.windows)
-    error, noise = format_share(twin.step_error_median), format_share(twin.noise_median)
-    yield f"step time: median error {error} over {compared} decisions; what was measured is uncertain by {noise}"
+    error, noise = map(_share, (twin.step_error_median, twin.noise_median))
+    yield (
+        f"The simulation of {twin.run.folder} ({twin.run.policy.name}, {twin.run.ranks} ranks, {twin.run.rounds} "
+        f"rounds) misses the measured step time by {error}, as median of {compared} decisions, measured to {noise}."
+    )
+    if twin.parted is None:
+        yield f"It decides all {twin.decisions_identical} times as the live run did."
+    else:
+        yield (
+            f"It decides the first {twin.decisions_identical} times as the live run did; at decision "
+            f"{twin.parted.decision} {twin.parted.what} parts: live {twin.parted.live}, simulated "
+            f"{twin.parted.simulated}."
+        )
+    if twin.replay_differences:
+        yield f"{len(twin.replay_differences)} recorded decisions are not reproduced from what was observed."
+    else:
+        yield "All recorded decisions are reproduced from what was observed."
+
+
+def _parting(twin: Twin) -> Iterator[str]:
+    if twin.parted is None:
+        return
+    for column in twin.parted.columns[:_COLUMNS_SHOWN]:
+        at = f"decision {twin.parted.decision} has another {twin.parted.what} live"
+        yield f"  {at}, because {column} was different"
+    if not twin.parted.columns:
+        yield "  no observed column alone makes the difference"
+
+
+def _far(twin: Twin) -> Iterator[str]:
     for why in dict.fromkeys(w.why for w in twin.windows if w.why):
         which = [str(w.decision) for w in twin.windows if w.why == why]
-        yield f"off by more than {format_share(CLOSE)} before {_counted('decision', which)}: {why}"
-    if twin.parted is None:
-        yield f"decisions: all {twin.decisions_identical} alike"
-    else:
-        yield from _parting(twin.parted, twin.decisions_identical)
-    if twin.replay_differences:
-        yield f"replay: {len(twin.replay_differences)} differences, the first: {twin.replay_differences[0]}"
-    else:
-        yield "replay: all recorded decisions are reproduced"
-
-
-def _counted(name: str, numbers: Sequence[str]) -> str:
-    return f"{name}{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
-
-
-def _parting(parting: Parting, alike: int) -> Iterator[str]:
-    yield (
-        f"decisions: the first {alike} alike, at {parting.decision} {parting.what} parts: "
-        f"live {parting.live}, simulated {parting.simulated}"
-    )
-    for column in parting.columns[:_COLUMNS_SHOWN]:
-        yield f"  decision {parting.decision} has another {parting.what} live, because {column} was different"
-    if not parting.columns:
-        yield "  no observed column alone makes the difference"
+        at = f"decision{'s' * (len(which) > 1)} {', '.join(which)}"
+        yield f"  off by more than {format_share(CLOSE)} before {at}: {why}"

@@ -11,7 +11,7 @@ from equipoise.base.files import write_whole
 from equipoise.commands.live.policies import policy_of
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK, OUTSIDE
-from equipoise.options import WrongInputError, common, say
+from equipoise.options import WrongInputError, common, say, wide_option
 from equipoise.policies.contract import Policy
 from equipoise.sim.loading.file import dump
 from equipoise.sim.run import RunFailed
@@ -34,8 +34,11 @@ from equipoise.study.twin.twin import twin as compare_run
     help="Exit with 5 when the median error of step times is larger, or a recorded decision does not replay; for a "
     "queue, when the simulated mean wait under the order in force is off by more.",
 )
+@wide_option
 @common
-def twin(run_dir: str, form: str, policy: str | None, seed: int, scenario: str | None, tolerance: float | None) -> int:
+def twin(
+    run_dir: str, form: str, policy: str | None, seed: int, scenario: str | None, tolerance: float | None, wide: bool
+) -> int:
     """Simulate the live run recorded in RUN_DIR under its own policy and compare, decision by decision.
 
     RUN_DIR is the folder of one run, or the `run_dir` given to `attach`, if it holds a single
@@ -47,20 +50,22 @@ def twin(run_dir: str, form: str, policy: str | None, seed: int, scenario: str |
     """
     chosen = None if policy is None else policy_of(policy)
     if is_queue(Path(run_dir)):
-        return _queue(run_dir, form, chosen, scenario, tolerance)
+        return _queue(run_dir, form, chosen, scenario, tolerance, wide)
     found = compare_run(read_run(Path(run_dir), chosen), seed)
     if scenario is not None:
         try:
             write_whole(Path(scenario), dump(found.scenario))
         except OSError as error:
             raise WrongInputError(f"{scenario}: {error.strerror}") from error
-    say(json.dumps(text.as_data(found)) if form == "json" else text.render(found), nl=form == "json")
+    say(json.dumps(text.as_data(found)) if form == "json" else text.render(found, wide), nl=form == "json")
     if tolerance is None:
         return OK
     return OK if found.step_error_median <= tolerance and not found.replay_differences else OUTSIDE
 
 
-def _queue(folder: str, form: str, policy: Policy | None, scenario: str | None, tolerance: float | None) -> int:
+def _queue(
+    folder: str, form: str, policy: Policy | None, scenario: str | None, tolerance: float | None, wide: bool
+) -> int:
     """The twin of a queue: waiting job by job."""
     if scenario is not None:
         raise click.UsageError("--scenario: allowed for the record of a training job only")
@@ -69,5 +74,5 @@ def _queue(folder: str, form: str, policy: Policy | None, scenario: str | None, 
         found = queue.orders(run, run.policy)
     except RunFailed as error:
         raise WrongInputError(f"{folder}: {error}") from error
-    say(json.dumps(queue.as_data(found)) if form == "json" else queue.render(found), nl=form == "json")
+    say(json.dumps(queue.as_data(found)) if form == "json" else queue.render(found, wide), nl=form == "json")
     return OK if tolerance is None or found.error <= tolerance else OUTSIDE

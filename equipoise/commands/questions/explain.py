@@ -10,7 +10,7 @@ import click
 
 from equipoise.base.tables import aligned
 from equipoise.exit_codes import OK
-from equipoise.options import CommandState, common, pass_state, progress, say
+from equipoise.options import CommandState, common, pass_state, progress, say, wide_option
 
 _LISTED = 8
 _DONE = 20
@@ -22,15 +22,19 @@ _DONE = 20
 @click.option("--at", metavar="TIME", help="Without JOB: the last decision up to then, e.g. '3 h'. Default: the last.")
 @click.option("--trace", metavar="FILE", help="The run's job trace, if it is not found under its recorded name.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@wide_option
 @common
 @pass_state
-def explain(state: CommandState, run_dir: str, job: str | None, at: str | None, trace: str | None, form: str) -> int:
+def explain(
+    state: CommandState, run_dir: str, job: str | None, at: str | None, trace: str | None, form: str, wide: bool
+) -> int:
     """Explain why JOB of the run in RUN waited, which jobs went first, and what would have started it sooner.
 
     Also lists the changes made to it, by sub-step. RUN is the folder of `run --out DIR --journal`. Without JOB:
     what each stage saw, computed and did at a given time.
     """
     from equipoise.sim.shown import all_shown
+    from equipoise.study.findings import screen
     from equipoise.study.questions.explain import at_time, done_to_job, read_folder, stage_lines, why_it_waited
 
     if job is not None and at is not None:
@@ -40,9 +44,9 @@ def explain(state: CommandState, run_dir: str, job: str | None, at: str | None, 
         decision = at_time(folder, _time_s(at))
         beside = [line for shown in all_shown() for line in shown.lines(decision.observation.beside)]
         lines = [*beside, *stage_lines(folder, decision)]
-        head = f"{folder.policy} at {_span(decision.observation.time_s)}"
         told: dict[str, Any] = {"time_s": decision.observation.time_s, "lines": lines}
-        say(json.dumps(told, indent=2) if form == "json" else "\n".join([head, *(f"  {t}" for t in lines)]))
+        head = f"What {folder.policy} saw and decided at {_span(decision.observation.time_s)}:"
+        say(json.dumps(told, indent=2) if form == "json" else screen([head], (f"  {t}" for t in lines), wide))
         return OK
     row = folder.row(job)
     wait = why_it_waited(folder, row)
@@ -54,7 +58,7 @@ def explain(state: CommandState, run_dir: str, job: str | None, at: str | None, 
             tried = try_changes(folder, row, trace, tell)
     told = _told(folder, row, wait, tried)
     told["done"] = [{"time_s": time_s, "what": what} for time_s, what in done_to_job(folder, row)]
-    say(json.dumps(told, indent=2) if form == "json" else _text(told))
+    say(json.dumps(told, indent=2) if form == "json" else screen(_answer(told), _lines(told), wide))
     return OK
 
 
@@ -110,40 +114,57 @@ def _told(folder: Any, row: int, wait: Any, tried: list[Any]) -> dict[str, Any]:
     }
 
 
-def _text(told: dict[str, Any]) -> str:
+def _answer(told: dict[str, Any]) -> list[str]:
+    """How long it waited, mostly for what, and what would have shortened that."""
     from equipoise.study.display import digits
 
-    arrival_s, start_s = told["arrival_s"], told["start_s"]
+    arrival_s, start_s, causes = told["arrival_s"], told["start_s"], told["causes"]
     who = ", ".join(f"{kind} {told[kind]}" for kind in ("user", "account", "partition", "qos", "queue") if kind in told)
-    ended = f"started at {_span(start_s)}" if start_s is not None else "had not started at the end of the run"
-    lines = [
-        f"{told['job']}{f' ({who})' if who else ''}: {told['gpus']} GPUs under {told['policy']}",
-        f"arrived at {_span(arrival_s)}, {ended}",
-    ]
-    if start_s is not None:
-        again = told["waited_again_s"]
-        lost = f", and {_span(again)} more after it had lost its GPUs" if again else ""
-        lines.append(f"waited {_span(start_s - arrival_s)}{lost}")
+    gpus = "1 GPU" if told["gpus"] == 1 else f"{told['gpus']} GPUs"
+    job = f"{told['job']} ({gpus}{f', {who}' if who else ''})"
+    whole = sum(cause["span_s"] for cause in causes)
+    again = f", {_span(told['waited_again_s'])} after it had lost its GPUs" if told["waited_again_s"] else ""
+    if not whole and start_s is not None:
+        return [
+            f"{job} started at once under {told['policy']}, at {_span(start_s)}{again and f'; it waited{again[1:]}'}."
+        ]
+    if start_s is None:
+        text = f"{job} arrived at {_span(arrival_s)} and had not started at the end of the run under {told['policy']}"
+    else:
+        text = f"{job} waited {_span(start_s - arrival_s)} under {told['policy']}, from {_span(arrival_s)} to "
+        text += f"{_span(start_s)}{again and f', and{again[1:]}'}"
+    if whole:
+        most = max(causes, key=lambda cause: float(cause["span_s"]))
+        text += f"; {digits(100 * most['span_s'] / whole)} % of it for {most['kind']}: {most['text']}"
+    lines = [f"{text}."]
+    if told["smallest"]:
+        lines.append(f"The smallest change that halves the wait, of {len(told['tried'])} tried: {told['smallest']}.")
+    elif told["tried"]:
+        lines.append(f"None of {len(told['tried'])} changes tried halves the wait.")
+    return lines
+
+
+def _lines(told: dict[str, Any]) -> list[str]:
+    from equipoise.study.display import digits
+
     whole = sum(cause["span_s"] for cause in told["causes"])
     if not whole:
-        at_once = "It started at once." if told["waited_again_s"] else "It did not wait."
-        return "\n".join([*lines, at_once, *_done(told)])
+        return _done(told)
     causes = sorted(told["causes"], key=lambda cause: -cause["span_s"])
-    lines += ["", "Why it waited, longest cause first:"]
     rows = [
         (_span(c["span_s"]), f"{digits(100 * c['span_s'] / whole)} %", f"{c['kind']}: {c['text']}")
         for c in causes[:_LISTED]
     ]
-    lines += [f"  {line}" for line in aligned(rows)]
+    lines = ["", "Why it waited, longest cause first:", *(f"  {line}" for line in aligned(rows))]
     lines += [f"  and {len(causes) - _LISTED} more causes"] if len(causes) > _LISTED else []
     later = [first for first in told["went_first"] if first["later"]]
-    count = len(told["went_first"])
+    count, before = len(told["went_first"]), list[str]()
     if count:
-        lines += ["", f"While it waited {count} other jobs started, {len(later)} of which arrived after it:"]
+        before = ["", f"While it waited {count} other jobs started, {len(later)} of which arrived after it:"]
         shown = (later or told["went_first"])[:_LISTED]
-        lines += [f"  {line}" for line in aligned([(first["job"], first["why"]) for first in shown])]
-        lines += [f"  and {len(later) - _LISTED} more that arrived after it"] if len(later) > _LISTED else []
-    return "\n".join([*lines, *_tried(told), *_done(told)])
+        before += [f"  {line}" for line in aligned([(first["job"], first["why"]) for first in shown])]
+        before += [f"  and {len(later) - _LISTED} more that arrived after it"] if len(later) > _LISTED else []
+    return [*lines, *_tried(told), *before, *_done(told)]
 
 
 def _done(told: dict[str, Any]) -> list[str]:
@@ -176,8 +197,4 @@ def _tried(told: dict[str, Any]) -> list[str]:
                 else (f"starts {_span(abs(sooner_s))} {'sooner' if sooner_s > 0 else 'later'}")
             )
         rows.append((one["change"], when))
-    lines = ["", "What would have changed that, smallest change first (each was run):"]
-    lines += [f"  {line}" for line in aligned(rows)]
-    best = told["smallest"]
-    end = f"Smallest change that halves the wait: {best}" if best else "None of these halves the wait."
-    return [*lines, end]
+    return ["", "What would have changed that, smallest change first:", *(f"  {line}" for line in aligned(rows))]

@@ -39,6 +39,7 @@ def bench(
     completion time of every run made now.
     """
     from equipoise.study import benchmark
+    from equipoise.study.findings import screen
     from equipoise.study.runs.make import How
 
     policies = tuple(map(named, policies))
@@ -61,11 +62,13 @@ def bench(
         cells = [[policy, case, seed, s] for (policy, case), own in times.items() for seed, s in own.items()]
         say(as_csv(names, cells).rstrip("\n"))
     else:
-        text = list(benchmark.as_rows(benchmark.table(times, list(given)), benchmark.bounds(given, times)))
+        ranked = benchmark.table(times, list(given))
+        text = list(benchmark.as_rows(ranked, benchmark.bounds(given, times)))
         if form == "markdown":
             text.insert(1, ["---"] * len(text[0]))
             say("\n".join(f"| {' | '.join(row)} |" for row in text))
         else:
-            say("\n".join(aligned(text, [True, False, True, False, *[True] * len(given)])))
+            lines = aligned(text, [True, False, True, False, *[True] * len(given)])
+            say(screen(benchmark.answer(ranked, {row["policy"] for row in rows}), ["", *lines], wide=True))
     note(False, *(f"equipoise: {row['policy']} in {row['case']}, seed {row['seed']}: {row['error']}" for row in failed))
     return SOME_FAILED if failed else OK

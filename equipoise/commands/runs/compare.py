@@ -102,7 +102,9 @@ def compare(
     note(False, *dict.fromkeys(line for _, _, warnings in prepared.values() for line in warnings))
     many = len(prepared) > 1
     own = {name: make_policy(ready.policy).name for name, (ready, _, _) in prepared.items()}
-    chosen = tuple(map(named, policies)) or (() if len(scenarios) > 1 else tuple(dict.fromkeys(("none", *own.values()))))
+    chosen = tuple(map(named, policies)) or (
+        () if len(scenarios) > 1 else tuple(dict.fromkeys(("none", *own.values())))
+    )
     writable(out, "comparison")
     made: dict[str, Comparison] = {}
     for name, (ready, read, _) in prepared.items():

@@ -57,13 +57,14 @@ def report(state: CommandState, folder: str, out: str | None, figures: str | Non
 
     if out is not None:
         check_target(out, (".html", ".htm"))
+    from equipoise.study.findings import screen
     from equipoise.study.report.answers import answer_report
     from equipoise.study.report.page import make_report
 
     with _written("--out"):
         made = answer_report(folder, out) or make_report(folder, out)
     note(state.quiet, *(f"note: {text}" for text in made.notes))
-    say(f"{made.path}: {made.size_bytes / 1e6:.2f} MB")
+    say(screen([made.answer, f"The page is {made.path}, {made.size_bytes / 1e6:.2f} MB."]))
 
 
 @click.command()

@@ -42,8 +42,8 @@ def rerun(state: CommandState, run_dir: str) -> int:
         tables = [folder / "summary.json", *folder.glob("journal.jsonl"), *sorted(folder.rglob("*.parquet"))]
         tables = [path.relative_to(folder) for path in tables]
         differ = [t for t in tables if not _equal(folder / t, Path(again) / t)]
-    for table in tables:
-        say(f"{table}: {'differs' if table in differ else 'equal'}")
+    equal = f"{len(tables) - len(differ)} of {len(tables)} files of results are equal to the byte"
+    say("\n".join([f"{folder}: {equal}.", *(f"differs: {table}" for table in differ)]))
     return FAILURE if differ else OK
 
 

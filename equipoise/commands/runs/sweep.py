@@ -63,6 +63,9 @@ def sweep(
     Exit code 3 when some runs failed: they are listed, and rerun with
     --retry. Exit code 5 when --until is not reached at every point.
     """
+    from equipoise.study.findings import screen
+    from equipoise.study.report.read import read_study
+    from equipoise.study.report.words import headline
     from equipoise.study.runs.sweep import SweepOptions, planned
     from equipoise.study.runs.sweep import sweep as make
 
@@ -83,17 +86,18 @@ def sweep(
         note(state.quiet, KEPT)
         raise
     note(state.quiet, *(f"note: {text}" for text in outcome.notes))
-    say(_summary(outcome, out))
+    told = headline(read_study(out)) if outcome.runs > len(outcome.failed) else []
+    say(screen([sentence.text for sentence in told[:3]], _summary(outcome, out)))
     if outcome.failed:
         return SOME_FAILED
     return OUTSIDE if outcome.unsure else OK
 
 
-def _summary(outcome: SweepOutcome, out: str) -> str:
-    """Summary of a finished sweep as text."""
+def _summary(outcome: SweepOutcome, out: str) -> list[str]:
+    """Runs of a finished sweep, and which of them failed."""
     lines = [f"{outcome.runs} runs in {out}: {outcome.made} run, {outcome.reused} cached, {len(outcome.failed)} failed"]
     for row in outcome.failed[:_FAILURES_SHOWN]:
         lines.append(f"failed: {row['id']} point {row['point']} {row['policy']} seed {row['seed']}: {row['error']}")
     if len(outcome.failed) > _FAILURES_SHOWN:
         lines.append(f"failed: and {len(outcome.failed) - _FAILURES_SHOWN} more (table runs, status 'failed')")
-    return "\n".join(lines)
+    return lines

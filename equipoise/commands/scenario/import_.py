@@ -37,7 +37,11 @@ def import_(
     Kueue's flavors, queues and nodes; NCCL's topology XML, `nvidia-smi topo -m`, ibnetdiscover. What a scenario
     cannot express is written as comments.
     """
+    from equipoise.policies.registry import make_policy
+    from equipoise.sim.loading.file import load
     from equipoise.sim.loading.site.read import import_site
+    from equipoise.study.display import cluster_line
+    from equipoise.study.findings import screen
 
     target = Path(out)
     if target.exists() and not force:
@@ -48,5 +52,9 @@ def import_(
     text = import_site(files, out=target, trace=trace, reading=changes, count=count, gpus=gpus or 0)
     write_whole(target, text)
     comments = sum(line.startswith("#   ") for line in text.splitlines())
-    say(f"{out}: {comments} lines of comments on settings that a scenario cannot express")
+    case, traced = load(target), f", with the jobs of {trace}" if trace else ""
+    left = "one comment at its end says what" if comments == 1 else f"{comments} comments at its end say what"
+    rest = f"{left} a scenario cannot express" if comments else "nothing is left out"
+    policy = make_policy(case.policy).name
+    say(screen([f"{out} describes {cluster_line(case.cluster.model_dump())}{traced}, under {policy}; {rest}."]))
     return OK

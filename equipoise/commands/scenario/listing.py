@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -22,19 +23,23 @@ _BY_KEY = {"scenario": "sweeps", "cluster": "scenarios", "regions": "carbon"}
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 def list_(what: str | None, form: str) -> None:
-    """List stages, hardware, scenarios, sweeps, price books and CO2 of regions; one kind in full."""
+    """List stages, hardware, scenarios, sweeps, price books and CO2 of regions; one kind with its descriptions."""
+    from equipoise.study.findings import WIDTH
+
     makers = {"stages": stages, "hardware": hardware}
     found = {name: makers[name]() if name in makers else files(name) for name in ([what] if what else WHAT)}
     if form == "json":
         say(json.dumps(found, indent=2))
         return
+    if what:
+        width = max((len(row["name"]) for row in found[what]), default=0) + 2
+        say("\n".join(f"{row['name']:{width}}{_line(row)}" for row in found[what]))
+        return
+    say("`equipoise run NAME` runs a scenario, `--policy NAME` takes a stage; `equipoise list stages` describes these.")
+    width = max(map(len, found)) + 2
     for name, rows in found.items():
-        say(f"{name}:")
-        width = max((len(row["name"]) for row in rows), default=0) + 2
-        for row in rows:
-            say(f"  {row['name']:{width}}{_line(row) if what else row['what']}")
-    if not what:
-        say("details of one kind: equipoise list stages, equipoise list hardware, ...")
+        texts = wrap(", ".join(row["name"] for row in rows), WIDTH - width, break_on_hyphens=False) or ["none"]
+        say("\n".join(f"{name if k == 0 else '':{width}}{text}" for k, text in enumerate(texts)))
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -70,8 +70,8 @@ def test_a_rent_follows_the_network_of_its_nodes_by_the_book() -> None:
     tree = {"kind": "tree", "nodes_per_rack": 2, "oversubscription": 2}
     cases = [({}, node, 24.0), ({}, node | {"nic": "400 Gbit/s", "nics": 8}, 24.0), ({}, slow, 24 - 6 * 0.36)]
     cases += [({"network": "1 USD/h"}, slow, 25.0), ({"gpu_hour": {"h100_sxm": "2 USD/h"}}, slow, 16.0)]
-    for cost, given, usd in cases:
-        assert usd_per_h(priced(cost, [given])) == pytest.approx([usd])
+    for cost, nodes, usd in cases:
+        assert usd_per_h(priced(cost, [nodes])) == pytest.approx([usd])
     racks = priced({}, cluster={"nodes": [slow | {"count": 2}], "topology": tree})
     assert usd_per_h(racks) == pytest.approx([24 - 8 * 0.36 + 2 * 0.36 * 0.795] * 2)
     assert any("rents adjusted to the rate of the nodes' NICs" in note for note in simulate(racks).notes)

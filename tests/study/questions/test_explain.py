@@ -232,7 +232,7 @@ def test_a_job_that_lost_its_node_is_told_of_that_and_waited_again(
     ]
     assert cli.main(["explain", str(tmp_path), "a"]) == 0
     told = capsys.readouterr().out
-    assert "waited 0 s, and 20 min more after it had lost its GPUs" in told
+    assert "started at once under fifo, at 0 s; it waited 20 min after it had lost its GPUs" in told
     assert "It did not wait." not in told
 
 
@@ -258,7 +258,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["explain", str(tmp_path), "x", "-q"]) == 0
     out = capsys.readouterr().out
     assert "waited 90 s" in out
-    assert "Smallest change that halves the wait:" in out or "None of these halves the wait." in out
+    assert "halves the wait" in out
     for arguments, said in (
         ([str(tmp_path), "y"], "no job is named 'y'; the first is 'r'"),
         ([str(tmp_path), "x", "--at", "3 h"], "--at is not allowed with JOB"),
