@@ -52,7 +52,7 @@ class NetworkPrice(Sourced):
     included: dict[str, ByteRate] = Field(default_factory=dict)
 
     def beyond(self, group: NodeGroup, topology: Topology) -> float:
-        """USD/h by which a node costs more than its rent says; 0 with the default NIC, or where the usual is unknown."""
+        """USD/h by which a node costs more than its rent says; 0 with the default NIC, or with an unknown usual one."""
         usual, unset = self.included.get(group.accelerator), NodeGroup()
         if usual is None or (group.nic, group.nics) == (unset.nic, unset.nics):
             return 0.0
