@@ -86,7 +86,8 @@ def sweep(
         note(state.quiet, KEPT)
         raise
     note(state.quiet, *(f"note: {text}" for text in outcome.notes))
-    told = headline(read_study(out)) if outcome.runs > len(outcome.failed) else []
+    known = shard is None and outcome.runs > len(outcome.failed)  # a shard alone answers nothing
+    told = headline(read_study(out)) if known else []
     say(screen([sentence.text for sentence in told[:3]], _summary(outcome, out)))
     if outcome.failed:
         return SOME_FAILED
