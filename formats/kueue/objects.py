@@ -164,7 +164,36 @@ class KubeNode:
     cordoned: bool = False
 
 
-READ = "Kueue's queues, cohorts, flavors and topologies, Nodes, Workloads, jobs of pod templates and Pods are read"
+@dataclass(frozen=True)
+class TreeQueue:
+    """A queue of Volcano or KAI. deserved: GPUs, None for its weight's part of what its parent has.
+
+    limit: most GPUs it may hold, None for no limit; kept: GPUs that it never lends.
+    """
+
+    name: str
+    parent: str
+    deserved: float | None
+    limit: float | None
+    kept: float
+    weight: float
+    rest: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HyperNode:
+    """A switch of Volcano's: its nodes and the switches below it, each by name or as a regular expression."""
+
+    name: str
+    tier: int
+    nodes: tuple[str, ...]
+    below: tuple[str, ...]
+
+
+READ = (
+    "Kueue's queues, cohorts, flavors and topologies, queues of Volcano and KAI, HyperNodes, Nodes, Workloads, jobs of "
+    "pod templates and Pods are read"
+)
 
 
 @dataclass(frozen=True)
@@ -179,6 +208,8 @@ class KueueObjects:
     workloads: tuple[KueueWorkload, ...] = ()
     pods: tuple[Pod, ...] = ()
     nodes: tuple[KubeNode, ...] = ()
+    tree_queues: tuple[TreeQueue, ...] = ()
+    hyper_nodes: tuple[HyperNode, ...] = ()
     priority_classes: Mapping[str, int] = field(default_factory=dict)
     changes: tuple[TextChange, ...] = ()
 
@@ -194,7 +225,8 @@ class KueueObjects:
 def merged(parts: Sequence[KueueObjects]) -> KueueObjects:
     """The objects of several files of one cluster; the last of equal kind, namespace and name wins."""
     found: dict[str, tuple[Any, ...]] = {}
-    for key in ("cluster_queues", "local_queues", "cohorts", "flavors", "topologies", "workloads", "pods", "nodes"):
+    kinds = "cluster_queues local_queues cohorts flavors topologies workloads pods nodes tree_queues hyper_nodes"
+    for key in kinds.split():
         every = [thing for part in parts for thing in getattr(part, key)]
         found[key] = tuple({(getattr(x, "namespace", ""), x.name, getattr(x, "kind", "")): x for x in every}.values())
     classes = {name: value for part in parts for name, value in part.priority_classes.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from equipoise.formats.kueue.objects import (
     PodSet,
     ResourceFlavor,
 )
+from equipoise.formats.kueue.trees import TIER, hyper_node, tree_queue
 from equipoise.formats.kueue.values import Thing, gpus_of, pod_requests
 from equipoise.formats.text.errors import shown
 from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.formats.text.yamlfile import load_documents
 
-_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_QUEUE_LABELS = ("kueue.x-k8s.io/queue-name", "kai.scheduler/queue", "volcano.sh/queue-name")
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _TOPOLOGY = "kueue.x-k8s.io/podset-"
 _SLICES, _SLICE_SIZE = f"{_TOPOLOGY}slice-required-topology", f"{_TOPOLOGY}slice-size"
@@ -238,19 +240,32 @@ def _job_pods(name: str, spec: Thing, times: int, annotations: Mapping[str, str]
 
 def _job(thing: Thing) -> KueueWorkload:
     labels, status = thing.get("metadata", "labels").texts(), thing.get("status")
+    named = thing.get("metadata", "annotations").texts() | labels
+    placed = _whole_placement(thing, named)
     return KueueWorkload(
         kind=thing.get("kind").text(),
         namespace=thing.get("metadata", "namespace").text("default"),
         name=_name(thing),
-        queue=labels.get(_QUEUE_LABEL, thing.get("metadata", "annotations").texts().get(_QUEUE_LABEL, ""))
-        or thing.get("spec", "queue").text(),
+        queue=next((named[label] for label in _QUEUE_LABELS if named.get(label)), thing.get("spec", "queue").text()),
         priority=None,
-        priority_class=labels.get(_PRIORITY_LABEL, ""),
-        pod_sets=_pod_sets(thing),
+        priority_class=labels.get(_PRIORITY_LABEL, "") or thing.get("spec", "priorityClassName").text(),
+        pod_sets=tuple(replace(pods, **placed) for pods in _pod_sets(thing)),
         created_s=thing.get("metadata", "creationTimestamp").time_s(),
         admitted_s=status.get("startTime").time_s(),
         finished_s=status.get("completionTime").time_s(),
     )
+
+
+def _whole_placement(thing: Thing, named: Mapping[str, str]) -> dict[str, Any]:
+    """Where all pods of a job must be near each other: annotations of KAI, or `networkTopology` of Volcano."""
+    for mode in _MODES[:2]:
+        if level := named.get(f"kai.scheduler/topology-{mode}-placement"):
+            return {"topology": mode, "level": level}
+    asked = thing.get("spec", "networkTopology")
+    if asked.value is None:
+        return {}
+    mode = "required" if asked.get("mode").text("hard") == "hard" else "preferred"
+    return {"topology": mode, "level": f"{TIER}{asked.get('highestTierAllowed').whole(1)}"}
 
 
 def _pod(thing: Thing) -> Pod:
@@ -301,4 +316,6 @@ _READERS: dict[str, tuple[str, Callable[[Thing], Any]]] = {
     "Workload": ("workloads", _workload),
     "Pod": ("pods", _pod),
     "Node": ("nodes", _node),
+    "Queue": ("tree_queues", lambda thing: tree_queue(thing, _name(thing))),
+    "HyperNode": ("hyper_nodes", lambda thing: hyper_node(thing, _name(thing))),
 }

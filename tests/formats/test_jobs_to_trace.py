@@ -236,7 +236,7 @@ def test_slices_of_pods_and_segments_of_nodes_are_parts_of_a_job(tmp_path: Path)
     ("kind", "spec", "told"),
     [
         ("PyTorchJob", {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": containers(8)}}}}, "1 PyTorchJob"),
-        ("Queue", {"weight": 1}, "1 an object of kind Queue"),
+        ("PodGroup", {"minMember": 1}, "1 an object of kind PodGroup"),
     ],
 )
 def test_kubernetes_objects_that_are_not_read_are_named(

@@ -254,7 +254,9 @@ def test_what_is_wrong_is_told_with_its_place(text: bytes, message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-KINDS = st.sampled_from(["ClusterQueue", "LocalQueue", "Cohort", "Workload", "Pod", "Node", "Job", "Topology"])
+KINDS = st.sampled_from(
+    ["ClusterQueue", "LocalQueue", "Cohort", "Workload", "Pod", "Node", "Job", "Topology", "Queue", "HyperNode"]
+)
 KEYS = st.sampled_from(
     ["spec", "status", "metadata", "resourceGroups", "conditions", "podSets", "containers", "template"]
 )

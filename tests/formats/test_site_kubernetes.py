@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import equipoise
+from equipoise.cli import main
 from equipoise.formats.kueue.objects import (
     ClusterQueue,
     KubeNode,
@@ -13,6 +18,7 @@ from equipoise.formats.kueue.objects import (
     Pod,
     ResourceFlavor,
 )
+from equipoise.formats.kueue.read import read_kueue
 from equipoise.formats.text.tally import TextChange
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch
 from equipoise.sim.loading.site.kubernetes import _kinds, add_kueue
@@ -179,3 +185,84 @@ def test_what_has_no_place_is_listed() -> None:
         ],
         "Left out": ["5 objects of other kinds"],
     }
+
+
+NODES = [
+    {
+        "kind": "Node",
+        "metadata": {"name": f"n{k}", "labels": {"rack": f"r{k // 2}"}},
+        "status": {"allocatable": {"nvidia.com/gpu": 8}},
+    }
+    for k in range(6)
+]
+
+
+def tree(kind: str, name: str, version: str, **spec: object) -> dict[str, object]:
+    return {"kind": kind, "apiVersion": version, "metadata": {"name": name}, "spec": spec}
+
+
+def test_queues_of_volcano_lend_what_they_deserve_and_switches_are_racks() -> None:
+    """48 GPUs: research deserves 32 and may have 48, product by weight the other 16; vision never lends 4 of its 8."""
+    queue, switch = "scheduling.volcano.sh/v1beta1", "topology.volcano.sh/v1alpha1"
+    gpu = "nvidia.com/gpu"
+    pattern, exact = {"regexMatch": {"pattern": "n[0-3]"}}, [{"exactMatch": {"name": name}} for name in ("n4", "n5")]
+    things = [
+        tree("Queue", "root", queue, weight=1),
+        tree("Queue", "research", queue, parent="root", deserved={gpu: 32}, capability={gpu: 48}),
+        tree("Queue", "vision", queue, parent="research", deserved={gpu: 8}, guarantee={"resource": {gpu: 4}}),
+        tree("Queue", "language", queue, parent="research", deserved={gpu: "16"}, weight=3),
+        tree("Queue", "product", queue, parent="root", weight=1),
+        tree("HyperNode", "s0", switch, tier=1, members=[{"type": "Node", "selector": pattern}]),
+        tree("HyperNode", "s1", switch, tier=1, members=[{"type": "Node", "selector": one} for one in exact]),
+        *NODES,
+    ]
+    site = Site()
+    add_kueue(site, read_kueue(json.dumps(things).encode()), "GPUs")
+    assert {q["name"]: (q["cohort"], q["gpus"], q.get("lend")) for q in site.queues["queues"]} == {
+        "vision": ("research", 8, 4),
+        "language": ("research", 16, None),
+        "product": ("root", 16, None),
+    }
+    assert {c["name"]: (c.get("parent"), c["gpus"], c.get("borrow")) for c in site.queues["cohorts"]} == {
+        "all-queues": (None, 0, None),
+        "root": ("all-queues", 0, None),
+        "research": ("root", 8, 16),
+    }
+    assert site.queues["fair_sharing"] is True
+    assert {switch.name: len(switch.nodes) for switch in site.switches} == {"s0": 4, "s1": 2}
+
+
+def test_queues_of_kai_and_jobs_in_them(tmp_path: Path) -> None:
+    """48 GPUs: 16 are the department's, 8 of these team 1's, who may have 12; team 2 without a quota has the others."""
+    kai = "scheduling.run.ai/v2"
+    job = {
+        "kind": "Job",
+        "metadata": {
+            "name": "fine",
+            "creationTimestamp": "2026-11-01T10:00:00Z",
+            "labels": {"kai.scheduler/queue": "team-1"},
+            "annotations": {"kai.scheduler/topology-required-placement": "rack"},
+        },
+        "spec": {
+            "parallelism": 2,
+            "template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 4}}}]}},
+        },
+        "status": {"startTime": "2026-11-01T10:05:00Z", "completionTime": "2026-11-01T12:05:00Z"},
+    }
+    things = [
+        tree("Queue", "dept", kai, resources={"gpu": {"quota": 16, "limit": -1, "overQuotaWeight": 2}}),
+        tree("Queue", "team-1", kai, parentQueue="dept", resources={"gpu": {"quota": 8, "limit": 12}}),
+        tree("Queue", "team-2", kai, parentQueue="dept", resources={"gpu": {"quota": -1, "limit": -1}}),
+        tree("Topology", "t", "kai.scheduler/v1", levels=[{"nodeLabel": "rack"}]),
+        job,
+        *NODES,
+    ]
+    (tmp_path / "kai.json").write_text(json.dumps({"items": things}))
+    lab, objects = str(tmp_path / "lab.yaml"), str(tmp_path / "kai.json")
+    assert main(["import", objects, "--trace", objects, "--out", lab]) == 0
+    case = equipoise.load(lab)
+    assert {q.name: (q.gpus, q.borrow) for q in case.queues.queues} == {"team-1": (8, 4), "team-2": (8, None)}
+    assert {c.name: (c.gpus, c.weight) for c in case.queues.cohorts} == {"all-queues": (32, 1), "dept": (0, 2)}
+    result = equipoise.run(lab)
+    assert result.jobs["queue"][0] == "team-1"
+    assert result.jobs["completion_s"][0] == 2 * 3600.0

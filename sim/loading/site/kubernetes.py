@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from equipoise.formats.kueue.objects import KubeNode, KueueObjects, ResourceFlavor
+from equipoise.formats.kueue.trees import as_kueue
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch, accelerator_of
 from equipoise.sim.loading.site.queues import add_queues, counts
 
@@ -14,6 +15,8 @@ _HOST = "kubernetes.io/hostname"
 
 def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
     """Nodes as they are listed, else as many as the nominal quotas add up to; and its queues."""
+    trees = bool(found.tree_queues)
+    found = as_kueue(found)
     if found.nodes:
         _add_nodes(site, found)
     elif not site.nodes:
@@ -21,6 +24,9 @@ def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
     if found.cluster_queues:
         site.policy, site.policy_why = "kueue", "with these queues"
         add_queues(site, found, unit, _kinds(site, found))
+        if trees:  # their weights are of what is above quotas
+            site.queues["fair_sharing"] = True
+            site.policy_why = "whose fair sharing stands for the scheduler of these queues"
     flavors = (
         ", ".join([f"{f.name}: {_labels(f.node_labels)}", f"topology {f.topology or 'none'}", *f.rest])
         for f in found.flavors
