@@ -176,6 +176,8 @@ def _run(
         across_qos=options.across_qos,
         every_s=options.every_s,
     )
+    of = " and ".join(f"{kind} {name}" for kind, name in (("partition", partition), ("account", account)) if name)
+    note(state.quiet, f"{policy.name} {_DOES[options.mode]} for jobs of {of}, until Ctrl-C; the record is {folder}")
     watchdog = Watchdog(folder, partition, account, scope) if act else None
     given_back = scheduler.run(_stopped())
     if watchdog is not None and given_back:
@@ -206,6 +208,11 @@ def _stopped() -> Callable[[], bool]:
     return lambda: bool(asked)
 
 
+_DOES = {
+    "observe": "is not asked, and nothing is changed: the queue is recorded",
+    "advise": "is asked, and nothing is changed: what it would do is printed",
+    "act": "puts waiting jobs in its order, restored at the end,",
+}
 _SHOWN = ("verb", "id", "value", "why")
 
 
