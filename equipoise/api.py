@@ -29,8 +29,17 @@ _OVERRIDE = "cluster.nodes.0.count=16"
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
-    """Load a scenario file with `dotted.key=value` overrides. Raises InputError, one line per mistake."""
-    return load_scenario(path_of("path", path, _FILE), texts_of("overrides", overrides, _OVERRIDE))
+    """Load a scenario file with `dotted.key=value` overrides. Raises InputError, one line per mistake.
+
+    A trace that lies beside the file is named by its absolute path, so that the scenario runs from any folder.
+    """
+    file = path_of("path", path, _FILE)
+    scenario = load_scenario(file, texts_of("overrides", overrides, _OVERRIDE))
+    spec = scenario.workload.trace
+    if spec is None or not (beside := Path(file).resolve().parent / spec.file).is_file():
+        return scenario
+    trace = spec.model_copy(update={"file": str(beside)})
+    return scenario.model_copy(update={"workload": scenario.workload.model_copy(update={"trace": trace})})
 
 
 def prepare(

@@ -263,6 +263,6 @@ def test_queues_of_kai_and_jobs_in_them(tmp_path: Path) -> None:
     case = equipoise.load(lab)
     assert {q.name: (q.gpus, q.borrow) for q in case.queues.queues} == {"team-1": (8, 4), "team-2": (8, None)}
     assert {c.name: (c.gpus, c.weight) for c in case.queues.cohorts} == {"all-queues": (32, 1), "dept": (0, 2)}
-    result = equipoise.run(lab)
+    result = equipoise.run(case)
     assert result.jobs["queue"][0] == "team-1"
     assert result.jobs["completion_s"][0] == 2 * 3600.0
