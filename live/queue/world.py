@@ -233,8 +233,9 @@ class QueueWorld:
         self._until_s.clear()
 
     def forget_ended(self) -> None:
-        """Drop from the record what has started or ended: nothing has to be given back there."""
-        for job in [job for job in self.record.touched if job not in self.rows.jobs]:
+        """Drop from the record what the manager no longer shows; before, a job that is over may be queued again."""
+        shown = {job.id for job in self.snapshot.jobs}
+        for job in [job for job in self.record.touched if job not in shown]:
             del self.record.touched[job]
         for held in (self._expected, self._until_s):
             for job in [job for job in held if job not in self.rows.jobs]:
