@@ -217,6 +217,6 @@ def _parameters(text: str) -> dict[str, str]:
 
 def _times(settings: Mapping[str, str]) -> dict[str, float]:
     """Settings that are times in the form `D-H:M:S` or minutes."""
-    keys = ("prioritydecayhalflife", "prioritymaxage", "preemptexempttime")
+    keys = ("prioritycalcperiod", "prioritydecayhalflife", "prioritymaxage", "preemptexempttime")
     found = {key: limit_s(settings[key]) for key in keys if key in settings}
     return {key: value for key, value in found.items() if value is not None}

@@ -25,7 +25,10 @@ def decayed(usage: Floats, added: Floats, span_s: float, half_life_s: float) -> 
 
 
 def usage_now(o: Observation, memory: Memory) -> Memory:
-    """Decayed usage of each row of the fair-share tree: `usage` (rows,), with what the next call needs."""
+    """Decayed usage of each row of the fair-share tree: `usage` (rows,), with what the next call needs.
+
+    counted: the usage at `counted_s`, when priorities were calculated last: every `period_s`, 0 for now.
+    """
     q, jobs = o.queues, o.jobs
     known = jobs.claim >= 0
     leaf = q.share_leaf[jobs.claim[known]]
@@ -33,8 +36,16 @@ def usage_now(o: Observation, memory: Memory) -> Memory:
     before = memory.get("attained", np.zeros(len(q.share)))
     usage = memory.get("usage", np.zeros(len(q.share)))
     span_s = o.time_s - memory.get("time_s", o.time_s)
-    now = decayed(usage, np.maximum(attained - before, 0.0), span_s, q.numbers.get("half_life_s", math.inf))
-    return {"attained": attained, "usage": now, "time_s": o.time_s}
+    added, half_life_s = np.maximum(attained - before, 0.0), q.numbers.get("half_life_s", math.inf)
+    now = decayed(usage, added, span_s, half_life_s)
+    period_s = q.numbers.get("period_s", 0.0)
+    counted, counted_s = now, o.time_s - math.fmod(o.time_s, period_s) if period_s else o.time_s
+    if counted_s <= o.time_s - span_s:
+        counted = memory.get("counted", now)
+    elif counted_s < o.time_s:  # the same jobs have run all the while
+        part = 1.0 - (o.time_s - counted_s) / span_s
+        counted = decayed(usage, added * part, span_s * part, half_life_s)
+    return {"attained": attained, "usage": now, "time_s": o.time_s, "counted": counted, "counted_s": counted_s}
 
 
 def totals(parent: Ints, usage: Floats) -> Floats:

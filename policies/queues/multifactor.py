@@ -28,15 +28,16 @@ def fairshare_factors(o: Observation, usage: Floats) -> Floats:
     return formula(q.share_parent, q.share, usage)[q.share_leaf]
 
 
-def priorities(o: Observation, rows: Ints, usage: Floats) -> Floats:
+def priorities(o: Observation, rows: Ints, usage: Floats, counted_s: float) -> Floats:
     """Priority of waiting jobs (rows): the weighted sum of factors between 0 and 1, rounded down as in Slurm.
 
-    Slurm, "Multifactor Priority Plugin". Size is the requested share of all GPUs.
+    Slurm, "Multifactor Priority Plugin". Size is the requested share of all GPUs. counted_s: when age and usage were
+    calculated; a job that came later has no age yet.
     """
     q, jobs = o.queues, o.jobs
     of, claim = q.numbers, jobs.claim[rows]
     known = claim >= 0
-    waited_s = jobs.waited_s[rows] + np.maximum(o.time_s - jobs.queued_since_s[rows], 0.0)
+    waited_s = jobs.waited_s[rows] + np.maximum(counted_s - jobs.queued_since_s[rows], 0.0)
     age = np.minimum(waited_s / of.get("max_age_s", math.inf), 1.0)
     size = np.minimum(jobs.gpus_requested[rows] / max(int(o.nodes.gpus.sum()), 1), 1.0)
     size = 1.0 - size if of.get("favour_small") else size
@@ -91,7 +92,7 @@ class Multifactor(AllocationStage):
         if not len(o.waiting):
             return unchanged(plan, self.name, NONE_WAITS), memory
         rows = o.waiting
-        priority, memory = self.steered(o, rows, priorities(o, rows, usage["usage"]), memory)
+        priority, memory = self.steered(o, rows, priorities(o, rows, usage["counted"], usage["counted_s"]), memory)
         claim = o.jobs.claim[rows]
         tier = np.where(claim >= 0, o.queues.tier[claim], 1) if len(o.queues.tier) else np.ones(len(rows))
         order = np.lexsort((rows, -priority, -tier))

@@ -192,7 +192,7 @@ class Declared:
         if p is not None:
             numbers |= {key: getattr(p, key) for key in ("age", "fairshare", "size", "partition", "qos")}
             half_life_s = math.inf if p.half_life == "never" else p.half_life
-            numbers |= {"max_age_s": p.max_age, "half_life_s": half_life_s}
+            numbers |= {"max_age_s": p.max_age, "half_life_s": half_life_s, "period_s": p.period}
             numbers |= {"classic": float(p.algorithm == "classic"), "favour_small": float(p.favour_small)}
         if b is not None:
             numbers |= {"depth": float(b.depth), "window_s": b.window, "interval_s": b.interval}

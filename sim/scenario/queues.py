@@ -88,6 +88,7 @@ class Priority(Section):
     qos: NotNegative = 0.0  # weight of the QOS's priority
     max_age: Span = 7 * 86400.0  # waiting time at which the age factor reaches 1
     half_life: Span | Literal["never"] = 7 * 86400.0  # half-life of past usage
+    period: Annotated[Seconds, Field(ge=0)] = 0.0  # time between two calculations of age and usage; 0: every decision
     algorithm: Literal["fair-tree", "classic"] = "fair-tree"  # fair-share algorithm
     favour_small: bool = False  # smaller jobs first, not larger ones
 

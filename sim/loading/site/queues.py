@@ -181,12 +181,13 @@ def add_scheduling(site: Site, config: SlurmConfig) -> set[str]:
             "half_life": "never"
             if config.times_s.get("prioritydecayhalflife") == 0
             else _time(config.times_s.get("prioritydecayhalflife")),
+            "period": _time(config.times_s.get("prioritycalcperiod")),
             "favour_small": config.settings.get("priorityfavorsmall", "").upper() == "YES" or None,
             "algorithm": "classic" if "NO_FAIR_TREE" in config.settings.get("priorityflags", "").upper() else None,
         }
         site.queues["priority"] = {k: v for k, v in site.queues["priority"].items() if v is not None}
         used |= {f"priorityweight{name}" for name in ("age", "fairshare", "partition", "qos", "jobsize")}
-        used |= {"prioritymaxage", "prioritydecayhalflife", "priorityfavorsmall"}
+        used |= {"prioritymaxage", "prioritydecayhalflife", "prioritycalcperiod", "priorityfavorsmall"}
     for partition in config.partitions:
         add_partition(site, partition)
     return used

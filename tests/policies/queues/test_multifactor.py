@@ -97,7 +97,7 @@ def test_priority_is_the_weighted_sum_of_factors() -> None:
         waited_s=np.zeros(2),
     )
     o = Observation.of(1000.0, jobs=jobs, nodes=Nodes.of(gpus=np.array([8, 8])), queues=q)
-    found = priorities(o, np.array([0, 1]), np.array([0.0, 30.0, 10.0]))
+    found = priorities(o, np.array([0, 1]), np.array([0.0, 30.0, 10.0]), o.time_s)
     first = priority(weights, {"age": 1.0, "fairshare": 0.5, "size": 4 / 16, "partition": 0.5, "qos": 1.0})
     second = priority(weights, {"age": 0.5, "fairshare": 1.0, "size": 2 / 16, "partition": 1.0, "qos": 0.0})
     assert found.tolist() == [first, second] == [2215.0, 2662.0]
@@ -116,6 +116,9 @@ def test_who_used_less_goes_first() -> None:
     ]
     assert starts(jobs, {"priority": {"fairshare": 100}}) == {"a1": 0.0, "b1": 100.0, "a2": 200.0}
     assert starts(jobs, {}) == {"a1": 0.0, "a2": 100.0, "b1": 200.0}
+    for period_s, order in ((60, {"a1": 0.0, "b1": 100.0, "a2": 200.0}), (150, {"a1": 0.0, "a2": 100.0, "b1": 200.0})):
+        # What ann has used is counted at 60 s, and with 150 s not before 100 s.
+        assert starts(jobs, {"priority": {"fairshare": 100, "period": period_s}}) == order
 
 
 def test_backfill_delays_no_job_planned_before() -> None:
