@@ -81,7 +81,7 @@ class JobRows:
             ):
                 self._set(row, name, value)
             self._estimated(row, estimate_s)
-            if job.mine and self._news(job.id, 0.0):
+            if self._news(job.id, 0.0):
                 self.tell(
                     "job",
                     id=job.id,
@@ -93,9 +93,10 @@ class JobRows:
                     limit_s=job.limit_s,
                     gpus=job.gpus,
                     submit_s=job.submit_s,
-                    arrival_s=arrival_s,
+                    arrival_s=_arrival_s(job, -math.inf, now_s),
                     estimate_s=estimate_s,
                     estimate_from=source,
+                    **({} if job.mine else {"mine": False}),
                 )
             if state == RUNNING:
                 self._tell_start(job)
@@ -107,7 +108,7 @@ class JobRows:
         return True
 
     def _tell_start(self, job: QueuedJob) -> None:
-        if job.mine and self._news(job.id, job.start_s):
+        if self._news(job.id, job.start_s):
             self.tell("start", id=job.id, start_s=job.start_s, nodes=list(job.nodes))
 
     def forget(self) -> None:
@@ -179,9 +180,8 @@ class JobRows:
         end_s = job.end_s if math.isfinite(job.end_s) else now_s
         if math.isfinite(job.start_s) and job.nodes:  # it may have started and ended between two looks
             self._tell_start(job)
-        if job.mine:
-            self.ended += 1
-            self.tell("end", id=job.id, start_s=job.start_s, end_s=end_s, state=state)
+        self.ended += job.mine
+        self.tell("end", id=job.id, start_s=job.start_s, end_s=end_s, state=state)
         if row is None:
             return False
         self._set(row, "state", DONE)

@@ -80,6 +80,14 @@ _above_zero = FloatRange(min=0.0, min_open=True)
     metavar="S",
     help="Timeout of each Slurm command, in seconds.",
 )
+@click.option(
+    "--judge-every",
+    type=_above_zero,
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="With act: seconds between two comparisons of the waits with those of Slurm's own order, simulated.",
+)
 @common
 @pass_state
 def schedule(
@@ -97,6 +105,7 @@ def schedule(
     budget: float,
     changes: float,
     timeout: float,
+    judge_every: float,
 ) -> int:
     """Let POLICY (an exported file, or stages such as sjf or s4) decide which waiting jobs of a Slurm start next.
 
@@ -119,7 +128,7 @@ def schedule(
     )
     chosen = policy_of(policy)
     _warn(state, chosen, options)
-    return _run(state, chosen, options, Path(journal), partition, account, timeout)
+    return _run(state, chosen, options, Path(journal), partition, account, timeout, judge_every)
 
 
 def _estimates(path: str | None) -> dict[str, float]:
@@ -150,6 +159,7 @@ def _run(
     partition: str,
     account: str,
     timeout_s: float,
+    judge_every_s: float,
 ) -> int:
     try:
         manager, act = Slurm(partition, account, timeout_s), options.mode == "act"
@@ -163,7 +173,8 @@ def _run(
     except (BusyError, ManagerError, ValueError) as error:
         raise WrongInputError(str(error)) from error
     judge = [sys.executable, "-m", "equipoise.study.twin.queue", str(folder)]
-    scheduler = Scheduler(manager, policy, options, record, Guard(judge) if act and not options.requeue else None)
+    guard = Guard(judge, every_s=judge_every_s) if act and not options.requeue else None
+    scheduler = Scheduler(manager, policy, options, record, guard)
     if problem := scheduler.warm_up():
         raise WrongInputError(f"{policy.name}: {problem}")
     record.event(

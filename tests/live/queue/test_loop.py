@@ -331,17 +331,36 @@ def test_gpus_that_others_hold_are_not_free(case: Make) -> None:
 
 
 def test_gpus_of_others_are_expected_when_their_limits_end(case: Make) -> None:
-    """easy: the gang waits for the 6 GPUs of another account's job until 300 s, and 200 s fit before it, 400 do not."""
-    c = case("easy", estimates={"gang": 60.0, "fits": 200.0, "long": 400.0})
+    """easy: the gang waits for the 6 GPUs of another account's job until 300 s, and 200 s fit before it, 400 do not.
+
+    So does the twin, whose waits are those of the jobs to schedule: 250, 310 and 0 s.
+    """
+    c = case("easy")
     theirs = c.queue.submit(250.0, 6, "theirs", limit_s=300.0)
     c.queue.jobs[theirs]["mine"] = False
     c.queue.advance(c.queue.now_s)
-    for name, gpus in (("gang", 8), ("long", 2), ("fits", 2)):
-        c.queue.submit(60.0, gpus, name)
+    for name, gpus, limit_s in (("gang", 8, 60.0), ("long", 2, 400.0), ("fits", 2, 200.0)):
+        c.queue.submit(60.0, gpus, name, limit_s=limit_s)
     c.step()
     c.until_over()
     assert c.starts() == ["theirs", "fits", "gang", "long"]
-    assert {e["name"] for e in c.events("job")} == {"gang", "fits", "long"}
+    c.scheduler.record.site({"conf.txt": SITE.encode()})
+    found = orders(read_queue(c.folder), make_policy("easy"))
+    assert found.run.name == ("gang", "long", "fits")
+    assert np.abs(found.steered_s - [250.0, 310.0, 0.0]).max() < 2.0
+
+
+def test_a_job_that_its_user_queues_again_gets_its_nice_back(case: Make) -> None:
+    c = case("sjf", estimates=ESTIMATES)
+    submit_all(c.queue)
+    c.step()
+    c.step(10.0)
+    (job,) = (job for job in c.queue.jobs.values() if job["state"] == "RUNNING" and job["nice"])
+    job["state"] = "COMPLETING"  # what Slurm shows first
+    c.step(0.0)
+    job.update(state="PENDING", start=math.nan, end=math.nan)
+    c.scheduler.give_back("stopped")
+    assert job["nice"] == 0
 
 
 def test_a_full_journal_is_put_aside_and_the_twin_reads_both_parts(case: Make) -> None:
@@ -568,6 +587,24 @@ def test_a_record_says_what_a_policy_would_have_changed_and_for_whom(case: Make,
     assert cli.main(["twin", str(c.folder), "--tolerance", "0.05", "--format", "json", "--policy", "sjf"]) == cli.OK
     told = {job["name"]: job["steered_s"] for job in json.loads(capsys.readouterr().out)["jobs"]}
     assert sorted(told, key=lambda name: told[name]) == ["block", *"dcba"[:2], "b", "a"]
+
+
+def test_a_policy_whose_estimates_are_wrong_is_found_out_while_jobs_wait(case: Make) -> None:
+    """Twelve jobs of 10 s have limits of 1000 s, twelve that come later and take 100 s have 500 s: sjf starts these."""
+    c = case("sjf")
+    for seconds, limit_s in ((10.0, 1000.0), (100.0, 500.0)):
+        for _ in range(12):
+            c.queue.submit(seconds, 8, limit_s=limit_s)
+    c.scheduler.record.site({"conf.txt": SITE.encode()})
+    c.scheduler.step()
+    while c.scheduler.world.rows.ended < 21:
+        c.step(5.0)
+    found = verdict(read_queue(c.folder, whole=True))
+    assert str(found["why"]).startswith("24 jobs have waited")
+    # At 1290 s one runs and two wait, which are expected to take 0.2 of their limits, as the median does. Waits so far:
+    # sjf 0, 100 ... 1100, 1200, 1210 ... 1290, twice 1290; own order 0, 10 ... 90, 290, 490, 690 ... 1290, five 1290.
+    waits_s = [found[name] for name in ("measured_s", "own_s", "steered_s")]
+    assert waits_s == [901.25, 608.75, 901.25]
 
 
 def test_the_command_twin_says_what_is_missing(case: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
