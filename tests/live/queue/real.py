@@ -42,8 +42,8 @@ MinJobAge=3600
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 {more}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:64
-PartitionName=other Nodes=ALL PriorityTier={tier} MaxTime=INFINITE State=UP OverSubscribe=FORCE:64
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:64 {billing}
+PartitionName=other Nodes=ALL PriorityTier={tier} MaxTime=INFINITE State=UP OverSubscribe=FORCE:64 {billing}
 """
 
 
@@ -133,6 +133,7 @@ class RealSlurm:
             scheduler=scheduler,
             priority=priority,
             tier=tier,
+            billing="" if accounts is None else "TRESBillingWeights=CPU=0,GRES/gpu=1",  # usage is GPU time
         )
         (folder / "slurm.conf").write_text(text)
         gres = ""
@@ -178,8 +179,9 @@ class RealSlurm:
 
     def _database(self) -> None:
         """MariaDB and slurmdbd, with the accounts."""
-        if not _SOCKET.exists():  # slurmdbd knows no other
-            subprocess.run(["runuser", "-u", "munge", "--", "munged"], env=self.env, check=True)
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as munge:  # slurmdbd knows no other
+            if munge.connect_ex(str(_SOCKET)):
+                subprocess.run(["runuser", "-u", "munge", "--", "munged", "--force"], env=self.env, check=True)
         folder, data, sock = self.folder, self.folder / "db", self.folder / "sql.sock"
         install = ["mariadb-install-db", "--user=root", f"--datadir={data}", "--auth-root-authentication-method=normal"]
         subprocess.run(install, check=True, capture_output=True)
@@ -263,7 +265,18 @@ class RealSlurm:
 
     def jobs(self) -> dict[int, dict[str, str]]:
         """Every job that Slurm remembers, by id: state, priority, nice, reason, submit, start and end."""
-        fields = ("JobID", "State", "PriorityLong", "Nice", "Reason", "SubmitTime", "StartTime", "EndTime", "Name")
+        fields = (
+            "JobID",
+            "State",
+            "PriorityLong",
+            "Nice",
+            "Reason",
+            "SubmitTime",
+            "StartTime",
+            "EndTime",
+            "QOS",
+            "Name",
+        )
         form = ",".join(f"{name}:|" for name in fields)
         text = self.run("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-t", "all", "--array-unique", "-O", form)
         rows = (dict(zip(fields, line.split("|"), strict=False)) for line in text.splitlines())
