@@ -134,7 +134,10 @@ class Multifactor(AllocationStage):
         return priority, memory
 
     def _main(self, turn: _Turn, ranked: Ints) -> list[int]:
-        """Start jobs in order, each partition up to the first that cannot be placed; returns the jobs left."""
+        """Start jobs in order, each partition up to the first that cannot be placed; returns the jobs left.
+
+        That one keeps the nodes of its partition from jobs of other partitions behind it, too.
+        """
         blocked, left = set[int](), list[int]()
         partition = turn.o.queues.codes(turn.o.jobs.claim[ranked], "partition").tolist()
         for row, part in zip(ranked.tolist(), partition, strict=True):
@@ -143,6 +146,8 @@ class Multifactor(AllocationStage):
             elif turn.start(row) is False and not turn.stop_for(row):
                 blocked.add(part)
                 left.append(row)
+                turn.shut |= turn.nodes_of(row)
+        turn.shut[:] = False
         return left
 
 
@@ -186,12 +191,19 @@ class _Turn:
         self.planned: dict[int, float] = {}
         self.victims: dict[int, int] = {}
         self.may_stop = "preempt_by" in o.queues.numbers
+        self.shut = np.zeros(len(o.nodes), dtype=np.bool_)  # nodes on which no further job starts
         self._allowed: dict[tuple[int, int], Bools] = {}  # nodes by claim and GPU types
 
     @staticmethod
     def ints(rows: dict[int, int] | dict[int, float]) -> Ints:
         """Rows as an array."""
         return np.array(list(rows), dtype=np.int64)
+
+    def nodes_of(self, row: int) -> Bools:
+        """Nodes of a job's partition."""
+        q, claim = self.o.queues, int(self.o.jobs.claim[row])
+        every: Bools = np.ones(len(self.o.nodes), dtype=np.bool_)
+        return q.nodes[claim] if claim >= 0 and q.nodes.shape[1] else every
 
     def start(self, row: int, most: Ints | None = None, node_class: Ints | None = None) -> bool | None:
         """Start a job now: True, False if it cannot be placed, None if a limit blocks it.
@@ -203,6 +215,7 @@ class _Turn:
         allowed = self._nodes(claim, row, wanted * share)
         if allowed is None:
             return None
+        allowed = allowed & ~self.shut
         gpus = place_job(self.proposal, row, wanted, allowed=allowed)
         if gpus is not None and most is not None and node_class is not None:
             taken = np.bincount(node_class[self.o.gpus.node[gpus]], minlength=len(most))

@@ -121,6 +121,17 @@ def test_who_used_less_goes_first() -> None:
         assert starts(jobs, {"priority": {"fairshare": 100, "period": period_s}}) == order
 
 
+def test_the_first_that_waits_keeps_its_nodes_from_other_partitions() -> None:
+    jobs = [
+        {"name": "runs", "gpus": 5, "duration": 100, "partition": "a"},
+        {"name": "head", "gpus": 6, "duration": 50, "arrival": 1, "partition": "a"},
+        {"name": "late", "gpus": 3, "duration": 90, "arrival": 2, "partition": "b"},
+    ]
+    partitions = {"partitions": [{"name": "a"}, {"name": "b"}]}
+    assert starts(jobs, partitions) == {"runs": 0.0, "head": 100.0, "late": 150.0}
+    assert starts(jobs, {**partitions, "backfill": {"interval": 1}})["late"] == 2.0
+
+
 def test_backfill_delays_no_job_planned_before() -> None:
     jobs = [
         {"name": "runs", "gpus": 5, "duration": 100},
