@@ -203,7 +203,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
                 continue
             measured_s, told_s = (np.mean([float(r[key]) for r in some]) for key in ("measured_s", "foretold_s"))
             own_s = own_s or float(measured_s)
-            change = "" if policy == "observe" else f", {100 * (measured_s / own_s - 1):+.0f} %"
+            change = "" if policy == "observe" else f", {round(100 * (measured_s / own_s - 1)):+d} %"
             cells.append(f"{measured_s:.0f} s ({told_s:.0f} s){change}")
         lines.append(" | ".join(cells))
     return "".join(f"| {line} |\n" for line in lines)

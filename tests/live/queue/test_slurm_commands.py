@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import signal
@@ -16,6 +17,7 @@ from equipoise.live.queue.lease import Watchdog
 from equipoise.live.queue.manager import ManagerError, NotAllowedError, Phase, QueueChange, Verb
 from equipoise.live.queue.record import Record, Touched
 from equipoise.live.queue.slurm import Slurm
+from tests.bench.slurm_runs import PAGE, RESULTS, table
 from tests.live.queue.fake import install
 from tests.live.queue.real import RealSlurm
 
@@ -239,3 +241,8 @@ def test_the_command_orders_a_queue_and_gives_it_back(fake: Path) -> None:
     assert process.wait(30) == 0
     states = {job.name: job.start_s for job in slurm.snapshot().jobs}
     assert states["block"] < states["short"] < states["long"]
+
+
+def test_the_table_of_the_page_is_that_of_the_runs() -> None:
+    with RESULTS.open(newline="") as file:
+        assert table(list(csv.DictReader(file))) in PAGE.read_text()
