@@ -131,11 +131,14 @@ def compare(
     if len(scenarios) == 1 and many:
         made = {k: replace(one, scenario_name=f"{one.scenario_name}, {k}") for k, one in made.items()}
     decided = _decide({k: prepared[k][0] for k in made}, made, out) if len(scenarios) > 1 else None
-    if decided is None or wide or form != "table" or len(chosen) > 1:
+    options = decided is not None and form == "table" and len(chosen) < 2
+    if decided is not None and options:
+        say("\n".join(decided.lines(wide)))
+    if wide or not options:
         _print(made, len(scenarios) > 1, form, wide, state)
-    if decided is not None and form == "table":
-        say("\n".join(decided.lines(wide) if len(chosen) < 2 else decided.remarks))
-    elif decided is not None:
+    if decided is not None and form == "table" and not options:
+        say("\n".join(decided.remarks))
+    elif decided is not None and form != "table":
         note(state.quiet, *decided.remarks)
     note(False, *(f"equipoise: {text}" for one in made.values() for text in one.failures))
     if any(one.failures for one in made.values()):
@@ -185,9 +188,10 @@ def _print(made: dict[str, Comparison], several: bool, form: str, wide: bool, st
     from equipoise.study.runs.comparison import Comparison
 
     tables: dict[str, Comparison | Together] = dict(made)
-    if several:
+    alike = len({one.policies for one in made.values()}) == 1
+    if several and alike:
         tables["all scenarios"] = Together(made)
-    elif len(made) > 1:
+    elif len(made) > 1 and not several:
         tables["all traces"] = across(made)
     note(state.quiet, *dict.fromkeys(f"note: {text}" for one in made.values() for text in one.notes))
     if form == "table":
@@ -200,7 +204,7 @@ def _print(made: dict[str, Comparison], several: bool, form: str, wide: bool, st
         sys.stdout.write(printable("".join(f"{line}\n" for line in lines)))
         return
     if form == "latex":
-        last = [tables["all scenarios"]] if several else tables.values()
+        last = [tables["all scenarios"]] if several and alike else tables.values()
         sys.stdout.write("\n".join(one.as_latex() for one in last))
     elif len(tables) == 1:
         (only,) = made.values()
@@ -209,8 +213,9 @@ def _print(made: dict[str, Comparison], several: bool, form: str, wide: bool, st
         content = {"schema_version": 1, "tables": {name: json.loads(one.as_json()) for name, one in tables.items()}}
         sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
     else:
-        if several:
+        if several and alike:
             rows = Together(made).rows()
         else:
-            rows = [{"trace": name, **row} for name, one in tables.items() for row in one.rows()]
+            kind = "scenario" if several else "trace"
+            rows = [{kind: name, **row} for name, one in tables.items() for row in one.rows()]
         sys.stdout.write(as_csv(list(rows[0]), [list(row.values()) for row in rows]))

@@ -173,3 +173,17 @@ def test_scenarios_under_one_policy_are_options(tmp_path, capsys):
     assert [line.split()[0] for line in said if line.endswith("frontier")] == ["new", "old"]
     assert main(["report", str(out)]) == 0
     assert "against cost" in (out / "report.html").read_text()
+
+
+def test_without_a_policy_each_scenario_runs_under_its_own(tmp_path, capsys):
+    """A job of 2 h before one of 1 h, or after it: the mean is 0.5 h shorter."""
+    jobs = [{"gpus": 8, "duration": "1 s"}, *({"gpus": 8, "duration": f"{h} h", "arrival": "0.1 s"} for h in (2, 1))]
+    for policy in ("fifo", "sjf"):
+        content = case(policy, 0.0, 8) | {"policy": policy, "workload": {"jobs": jobs}}
+        (tmp_path / f"{policy}.yaml").write_text(json.dumps(content))
+    both = [str(tmp_path / f"{policy}.yaml") for policy in ("fifo", "sjf")]
+    assert main(["compare", *both, "-q"]) == 0
+    assert capsys.readouterr().out.startswith("sjf is the fastest")
+    for form in ("json", "csv", "latex"):
+        assert main(["compare", *both, "-q", "--format", form]) == 0
+        assert "sjf" in capsys.readouterr().out
