@@ -141,8 +141,9 @@ def ratio_line(one: tuple[str, Scenario, float], other: tuple[str, Scenario, flo
     first, sure = (one[0], less) if less >= 0.5 else (other[0], 1.0 - less)
     said = f"{first} has the lower {LABELS[metric].strip()} with {100 * sure:.0f} %"
     ends_ = f"{digits(ratio * low)} .. {digits(ratio * high)}"
-    if ends_ == "1.00 .. 1.00":
-        said = "no difference"
-    elif ratio * low <= 1.0 <= ratio * high:
+    of = f"{LABELS[metric].strip()} of {other[0]} over {one[0]}: x{digits(ratio)}"
+    if digits(ratio * low) == digits(ratio * high):  # of one kind: nothing tells how much less alike they are
+        return f"{of}, as steps of both are off alike"
+    if ratio * low <= 1.0 <= ratio * high:
         said = f"not decided: {said}"
-    return f"{LABELS[metric].strip()} of {other[0]} over {one[0]}: x{digits(ratio)} (90 %: {ends_}); {said}"
+    return f"{of} (90 %: {ends_}); {said}"
