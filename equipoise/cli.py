@@ -7,6 +7,7 @@ imported only by the commands that need them.
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -104,6 +105,7 @@ def cli(ctx: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: the process's arguments); returns the exit code."""
     state = CommandState()
+    gc.set_threshold(50_000, 20, 20)  # with Python's own, a fifth of a short command is spent on looking for cycles
     _open_closed_streams()
     with terminable() as terminated:
         code = _run(arguments, state)

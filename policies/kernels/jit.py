@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -28,6 +28,7 @@ import platformdirs
 from numba import types
 from numba.core.caching import CacheImpl, _CacheLocator
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.runtime import rtsys
 
 from equipoise.base.sources import PACKAGE, combined, digest_of, file_parts, root, source_files, with_imported
 
@@ -165,9 +166,7 @@ class _Locate:
 
     def from_function(self, function: Callable[..., Any], _: str) -> _ByContent:
         """See Numba."""
-        locator = _ByContent(self._folder / function.__module__, function)
-        locator.ensure_cache_path()
-        return locator
+        return _ByContent(self._folder / function.__module__, function)
 
 
 def _kept_in(folder: Path, function: Callable[..., Any], flags: dict[str, Any]) -> Any:
@@ -179,7 +178,14 @@ def _kept_in(folder: Path, function: Callable[..., Any], flags: dict[str, Any]) 
         CacheImpl._locator_classes = usual
     lock = folder / f"{function.__module__}.{function.__qualname__}.lock"
     kernel.compile = _one_at_a_time(kernel.compile, lock)
+    kernel._cache.load_overload = partial(_load, kernel._cache)
     return kernel
+
+
+def _load(kept: Any, signature: Any, context: Any) -> Any:
+    """The kernel from disk, if there: what Numba needs to compile (0.3 s to import) is left to its compiler."""
+    rtsys.initialize(context)
+    return kept._load_overload(signature, context)
 
 
 def _without_wrapper_inside(kernel: Any, folder: Path, flags: dict[str, Any]) -> None:

@@ -75,7 +75,7 @@ class JobClass(Section):
     name: str = "jobs"  # name of the class, used in job names
     rate: JobRate | None = None  # mean arrival rate
     load: Positive | None = None  # GPU-seconds requested divided by those available
-    arrivals: Arrivals = Arrivals()
+    arrivals: Arrivals = Arrivals.model_construct()
     duration: Durations
     gpus: dict[Count, Weight] = Field(default_factory=lambda: {1: 1.0})  # relative frequency by GPU count
     priority: Positive = 1.0  # priority of its jobs

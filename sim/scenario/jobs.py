@@ -49,7 +49,7 @@ class Data(Section):
     prefetch: Annotated[Int, Field(ge=0)] = 1  # shards that are fetched before a worker gets to them
     replicas: Count = 1  # copies of every shard, on different nodes
     # where shards are stored initially
-    placement: Annotated[Even | Skewed | OnNodes, Field(discriminator="kind")] = Even()
+    placement: Annotated[Even | Skewed | OnNodes, Field(discriminator="kind")] = Even.model_construct()
 
     @model_validator(mode="after")
     def _a_size_each(self) -> Self:
@@ -102,7 +102,7 @@ class JobSpec(Section):
     micro_batch: Count = 1  # batches are split in multiples of it
     sync_interval: Count = 1  # local steps between gradient exchanges, or per round of asynchronous workers
     data: Data | None = None  # the dataset; none: input costs nothing
-    checkpoint: Checkpoint = Checkpoint()  # its checkpoints
+    checkpoint: Checkpoint = Checkpoint.model_construct()  # its checkpoints
     user: str = ""  # user that submitted it
     account: str = ""  # account of the user
     partition: str = ""  # partition that it requests
@@ -154,7 +154,7 @@ class TraceSpec(Section):
     clusters: tuple[str, ...] = ()  # keep only these virtual clusters
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
     mix_gpus: bool = False  # as for a job; a column job_type names the rates of `workload.throughputs`
-    checkpoint: Checkpoint = Checkpoint()  # checkpoints of all jobs of the trace
+    checkpoint: Checkpoint = Checkpoint.model_construct()  # checkpoints of all jobs of the trace
     # jobs of the trace that train a model
     training: TrainingJobs = Field(default_factory=lambda: TrainingJobs())
 

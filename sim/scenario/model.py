@@ -156,7 +156,7 @@ class ClusterSpec(Section):
     nodes: tuple[NodeGroup, ...] = ()  # groups of identical nodes
     gpus: Count | None = None  # a single pool of this many GPUs, without a network
     # how the nodes are connected
-    topology: Annotated[Topology, Field(discriminator="kind")] = Star()
+    topology: Annotated[Topology, Field(discriminator="kind")] = Star.model_construct()
     slow_links: tuple[SlowLink, ...] = ()
 
     @model_validator(mode="after")
@@ -274,7 +274,7 @@ class Restart(Section):
     rescheduling: Seconds = 0.0  # time until a job is queued again
     initialisation: Seconds = 30.0  # time until a started job trains
     checkpoint_write: Seconds | None = None  # none: from size and storage; 60 s for a rigid job without a size
-    storage: Storage = Storage()  # of checkpoints
+    storage: Storage = Storage.model_construct()  # of checkpoints
 
 
 class Energy(Section):
@@ -332,14 +332,14 @@ class Scenario(_Keys):
 
     # stages in order; a stage with parameters is {name: {...}}; none: changes nothing
     policy: tuple[str | dict[str, dict[str, Any] | None], ...] = ("fifo",)
-    decide: Decide = Decide()
-    noise: Noise = Noise()
-    faults: FaultsSpec = FaultsSpec()
-    restart: Restart = Restart()
-    energy: Energy = Energy()
+    decide: Decide = Decide.model_construct()
+    noise: Noise = Noise.model_construct()
+    faults: FaultsSpec = FaultsSpec.model_construct()
+    restart: Restart = Restart.model_construct()
+    energy: Energy = Energy.model_construct()
     thermal: Thermal | None = None
-    cost: Cost = Cost()
-    queues: QueuesSpec = QueuesSpec()
+    cost: Cost = Cost.model_construct()
+    queues: QueuesSpec = QueuesSpec.model_construct()
     seed: Annotated[Int, Field(ge=0)] = 0  # seed of all random numbers
     # end of the run; none: run until every job is done. Features may run until then
     horizon: Span | None = None

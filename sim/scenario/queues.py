@@ -33,10 +33,10 @@ class Limits(Section):
     jobs_per_account: Number | None = None  # most running jobs of an account
     gpus_per_job: NotNegative | None = None  # most GPUs of one job
     gpus_of_type: dict[str, NotNegative] = Field(default_factory=dict)  # most GPUs by accelerator or node group
-    tres: Tres = Tres()  # most cores, memory and nodes of all its jobs
-    tres_per_user: Tres = Tres()  # most cores, memory and nodes of a user
-    tres_per_account: Tres = Tres()  # most cores, memory and nodes of an account
-    tres_per_job: Tres = Tres()  # most cores, memory and nodes of one job
+    tres: Tres = Tres.model_construct()  # most cores, memory and nodes of all its jobs
+    tres_per_user: Tres = Tres.model_construct()  # most cores, memory and nodes of a user
+    tres_per_account: Tres = Tres.model_construct()  # most cores, memory and nodes of an account
+    tres_per_job: Tres = Tres.model_construct()  # most cores, memory and nodes of one job
 
 
 class Account(Limits):

@@ -63,7 +63,7 @@ class Loop(Section):
     updates: Count = 1  # updates of the weights per step
     prompt_tokens: Natural = 150  # tokens of a prompt
     response: Response
-    rollout: Rollout = Rollout()
+    rollout: Rollout = Rollout.model_construct()
     # steps by which rollouts may be ahead of training, with older weights; 0: synchronous. Needs `rollout.gpus`
     behind: Annotated[Int, Field(ge=0, le=64)] = 0
     reference: bool | None = None  # a frozen copy scores each response; none: yes, but for sft
@@ -71,8 +71,8 @@ class Loop(Section):
     reward: str | None = None  # a model of workload.models that scores each response; none: by rule
     critic: str | None = None  # ppo: a model of workload.models that scores, and is trained; none: one like `model`
     adapter: Literal["none", "lora", "qlora"] = "none"  # what is trained: all weights, or adapters beside frozen ones
-    handover: Handover = Handover()
-    evaluation: Evaluation = Evaluation()
+    handover: Handover = Handover.model_construct()
+    evaluation: Evaluation = Evaluation.model_construct()
     other: Seconds = 3.0  # rest of a step: advantages, data, logs
     # how much longer training and scoring take than the same step of pre-training; none: as measured (dense, experts)
     longer: Positive | None = None

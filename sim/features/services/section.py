@@ -152,9 +152,9 @@ class Service(Section):
     batch_latency: BatchLatency
     requests: Requests
     latency: LatencyTarget
-    replicas: Replicas = Replicas()
-    placement: ServicePlacement = ServicePlacement()
-    autoscaler: Autoscaler = Autoscaler()
+    replicas: Replicas = Replicas.model_construct()
+    placement: ServicePlacement = ServicePlacement.model_construct()
+    autoscaler: Autoscaler = Autoscaler.model_construct()
     share_kappa: Annotated[Float, Field(gt=0)] | None = None  # speed on a part of a GPU, as for a model
     interference: Annotated[Float, Field(ge=0)] | None = None  # slowdown by others on the same GPU, as for a model
 

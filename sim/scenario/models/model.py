@@ -366,12 +366,12 @@ class Model(Section):
     # parameters of the model; gradients, memory and checkpoints follow from them
     parameters: Annotated[Float, Field(ge=0)] = 0.0
     gradient: Bytes | None = None  # bytes exchanged; none: parameters x bytes of the precision
-    exchange: ExchangeSpec = ExchangeSpec()
+    exchange: ExchangeSpec = ExchangeSpec.model_construct()
     overlap: Annotated[Float, Field(ge=1)] = 1.0  # overlap exponent gamma; left out: that measured with `step`
     samples_per_pass: Count | None = None  # m_max
     preprocess_time: Seconds | None = None  # time of one host core per sample; none: unlimited rate
-    parallel: Parallel = Parallel()
-    memory: MemorySpec = MemorySpec()
+    parallel: Parallel = Parallel.model_construct()
+    memory: MemorySpec = MemorySpec.model_construct()
     share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: the profile's, else proportional
     interference: Annotated[Float, Field(ge=0)] | None = None  # slowdown iota; none: the profile's, else 0
     noise_scale: Annotated[Float, Field(ge=0)] | None = None  # gradient noise scale phi in samples; none: efficiency 1
