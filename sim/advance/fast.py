@@ -94,9 +94,9 @@ class Fast(EventByEvent):
         """Transfers begin (+1) or end (-1) to use links, or the links' capacity changed (0)."""
         self.links.transfers[links] += transfers
         if transfers >= 0:
-            rows: dict[int, None] = {}
+            rows: set[int] = set()
             for link in links.tolist():
-                rows.update(self.links.users.get(link, {}))
+                rows |= self.links.rows_on(link)
             for row in sorted(rows):
                 self._check(row)
 
@@ -258,27 +258,38 @@ class Links:
         self.capacity_bytes_per_s = capacity_bytes_per_s.copy()
         self.load = np.zeros(len(capacity_bytes_per_s))  # bytes/s that all exchanges together can put on it
         self.transfers = np.zeros(len(capacity_bytes_per_s), dtype=np.int64)
-        self.users: dict[int, dict[int, None]] = {}  # link -> job rows
+        self._count = np.zeros(len(capacity_bytes_per_s), dtype=np.int64)  # exchanges
+        self._row = np.zeros(len(capacity_bytes_per_s), dtype=np.int64)  # of the last job set, where it is alone
+        self._shared: dict[int, set[int]] = {}  # link of several jobs -> their rows
         self._of: dict[int, tuple[Ints, Floats]] = {}
+
+    def rows_on(self, link: int) -> set[int]:
+        """Rows of the jobs whose exchanges use a link."""
+        return {int(self._row[link])} if self._count[link] == 1 else self._shared.get(link, set())
 
     def set_job(self, job: TrainingJob | None, row: int) -> list[int]:
         """Set a job's exchange (None: no longer any); returns the rows of jobs that share a link with it."""
-        touched: dict[int, None] = {}
+        touched: set[int] = set()
         links, load = self._of.pop(row, (None, None))
         if links is not None and load is not None:
             self.load[links] -= load
-            for link in links.tolist():
-                del self.users[link][row]
-                touched.update(self.users[link])
+            for link in links[self._count[links] > 1].tolist():
+                users = self._shared[link]
+                users.remove(row)
+                touched |= users
+                if len(users) == 1:
+                    (self._row[link],) = self._shared.pop(link)
+            self._count[links] -= 1
         links, load = _uses(job)
         if len(links):
             self._of[row] = (links, load)
             self.load[links] += load
-            for link in links.tolist():
-                self.users.setdefault(link, {})[row] = None
-                touched.update(self.users[link])
-        touched.pop(row, None)
-        return sorted(touched)
+            for link in links[self._count[links] > 0].tolist():
+                touched |= self.rows_on(link)
+                self._shared[link] = {*self.rows_on(link), row}
+            self._row[links[self._count[links] == 0]] = row
+            self._count[links] += 1
+        return sorted(touched - {row})
 
     def disturbed(self, job: TrainingJob) -> bool:
         """Whether anything else may slow the job's exchange."""

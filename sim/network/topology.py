@@ -177,9 +177,13 @@ class Topology:
         inside = source == target
         out = source[~inside], target[~inside], weight[~inside]
         crossed = [(source[inside] * len(NODE_LINKS) + FABRIC, weight[inside]), *self._crossed(*out)]
-        links, place = np.unique(np.concatenate([link for link, _ in crossed]), return_inverse=True)
+        link, weights = (np.concatenate(parts) for parts in zip(*crossed, strict=True))
+        if len(self.capacity_bytes_per_s) < 32 * len(link):  # a sort would take longer
+            links = np.flatnonzero(np.bincount(link))
+            return links, np.asarray(np.bincount(link, weights), dtype=np.float64)[links]
+        links, place = np.unique(link, return_inverse=True)
         usage = np.zeros(len(links))
-        np.add.at(usage, place, np.concatenate([w for _, w in crossed]))
+        np.add.at(usage, place, weights)
         return links, usage
 
     def _crossed(self, source: Ints, target: Ints, weight: Floats) -> Iterator[tuple[Ints, Floats]]:
