@@ -34,6 +34,9 @@ from equipoise.sim.llm.hardware import GroupLinks
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import JobSpec, Model
 
+SPEEDS = ("gpu_model", "gpus", "samples_per_s", "exchange_s", "apart_exchange_s")
+"""Columns of `Configuration.speeds`."""
+
 
 class Configuration:
     """Workers of a job, their work in a step, and its cost as last computed.
@@ -58,6 +61,7 @@ class Configuration:
         self._cost = lru_cache(maxsize=4096)(self._cost_uncached)
         self.exchange_estimate_s = lru_cache(maxsize=4096)(self._exchange_estimate_s)
         self._in_passes = lru_cache(maxsize=256)(self._in_passes_uncached)
+        self.speeds = lru_cache(maxsize=16)(self._speeds)
         self.sample_bytes = spec.data.sample_size if spec.data is not None else 0.0
         self.stale = True  # to be worked out before the next period
         self._fixed: Floats | None = None  # of a step at speed 1, since it was last worked out
@@ -80,7 +84,7 @@ class Configuration:
         self.share_kappa = np.array([measured.share_kappa(kappa, accelerator) for accelerator in on])
         self.interference = np.array([measured.interference(iota, accelerator) for accelerator in on])
         self.fabric_bytes_per_s, self.links = self._replica_links(self.cluster.topology)
-        self._cost.cache_clear()
+        self._forget_costs()
         self.set_samples(deal(self.batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
 
     def _replica_links(self, topology: Topology) -> tuple[float, GroupLinks | None]:
@@ -106,7 +110,7 @@ class Configuration:
     def set_accumulation(self, passes: int) -> None:
         """Set the least number of passes of a step."""
         self.accumulation, self.stale = passes, True
-        self._cost.cache_clear()
+        self._forget_costs()
 
     def set_gradient_weight(self, weight: Floats) -> None:
         """Set the weight of each worker's gradient in the mean (workers,)."""
@@ -298,6 +302,21 @@ class Configuration:
         fixed_s, total_s = self._cost(gpu_model, samples, workers)
         return fixed_s, total_s
 
+    def _forget_costs(self) -> None:
+        self._cost.cache_clear()
+        self.speeds.cache_clear()
+
+    def _speeds(self, batch: int, fewest: int, most: int) -> Floats:
+        """Estimates for each number of workers and GPU model (rows, `SPEEDS`)."""
+        rows = []
+        for workers in _counts(fewest, most):
+            for model in range(len(self.cluster.gpu_models)):
+                step_s = self.cost_s(model, -(-batch // workers), workers)[1]
+                exchange_s = self.exchange_estimate_s(model, workers)
+                apart_s = self.exchange_estimate_s(model, workers, apart=True)
+                rows.append((model, workers * self.gpus_per_worker, batch / max(step_s, 1e-12), exchange_s, apart_s))
+        return np.array(rows, dtype=np.float64).reshape(-1, len(SPEEDS))
+
     @property
     def data_bytes(self) -> float:
         """Bytes of the dataset; 0 without one."""
@@ -374,3 +393,11 @@ class Configuration:
             if limit == self.model.samples_per_pass
             else self.model.model_copy(update={"samples_per_pass": limit})
         )
+
+
+def _counts(fewest: int, most: int) -> list[int]:
+    """Worker counts worth estimating: all when few, else powers of two and both ends."""
+    if most - fewest < 16:
+        return list(range(fewest, most + 1))
+    powers = [2**k for k in range(most.bit_length()) if fewest < 2**k < most]
+    return [fewest, *powers, most]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from equipoise.policies.observation import Bools, Floats, Ints, Shards, Speeds, Stores, Table, Workers, resize, writable
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.meter import Meter
+from equipoise.sim.cost.configuration import SPEEDS
 from equipoise.sim.cost.step import UNBOUNDED
 from equipoise.sim.job.paces import Paces
 from equipoise.sim.job.training import TrainingJob
@@ -138,19 +139,14 @@ def fill_speeds(
 
     rigid: rows of rigid jobs that wait or run; listed on several GPU models only.
     """
-    rows: dict[str, list[float]] = {name: [] for name in Speeds.columns}
-    for job in jobs:
-        row, batch, config = job.row, job.progress.global_batch, job.config
-        for workers in _counts(int(columns["workers_min"][row]), int(columns["workers_max"][row])):
-            for model in range(gpu_models):
-                rows["job"].append(row)
-                rows["gpu_model"].append(model)
-                rows["gpus"].append(workers * config.gpus_per_worker)
-                step_s = config.cost_s(model, -(-batch // workers), workers)[1]
-                rows["samples_per_s"].append(batch / max(step_s, 1e-12))
-                rows["exchange_s"].append(config.exchange_estimate_s(model, workers))
-                rows["apart_exchange_s"].append(config.exchange_estimate_s(model, workers, apart=True))
-    refill(table, rows)
+    row = np.array([job.row for job in jobs], dtype=np.int64)
+    most = zip(jobs, columns["workers_min"][row].tolist(), columns["workers_max"][row].tolist(), strict=True)
+    parts = [job.config.speeds(job.progress.global_batch, fewest, many) for job, fewest, many in most]
+    values = np.concatenate((np.zeros((0, len(SPEEDS))), *parts))
+    resize(table, len(values))
+    writable(table, "job")[: len(values)] = np.repeat(row, [len(part) for part in parts])
+    for name, column in zip(SPEEDS, values.T, strict=True):
+        writable(table, name)[: len(values)] = column
     if gpu_models > 1 and len(rigid):
         _add_rigid(table, rigid, columns["gpus_requested"], paces.speed[paces.kind[rigid]])
 
@@ -191,14 +187,6 @@ def fill_stores(table: Stores, jobs: Sequence[TrainingJob], cluster: Cluster) ->
     if nodes:
         for name, parts in (("job", job_rows), ("node", nodes), ("ratio", ratios)):
             writable(table, name)[: len(table)] = np.concatenate(parts)
-
-
-def _counts(fewest: int, most: int) -> list[int]:
-    """Worker counts worth estimating: all when few, else powers of two and both ends."""
-    if most - fewest < 16:
-        return list(range(fewest, most + 1))
-    powers = [2**k for k in range(most.bit_length()) if fewest < 2**k < most]
-    return [fewest, *powers, most]
 
 
 def refill(table: Table, rows: dict[str, list[float]]) -> None:
