@@ -199,7 +199,10 @@ class Cluster:
 
     def jobs_on(self, node: int) -> list[int]:
         """Jobs that hold a GPU of the node, ascending."""
-        return sorted(job for job, held in self.holding.items() if job >= 0 and node in held.nodes)
+        jobs = set(self._job[self._gpus_of(node)].tolist())
+        if SHARED in jobs:
+            jobs = {job for job, held in self.holding.items() if node in held.nodes}
+        return sorted(job for job in jobs if job >= 0)
 
     def co_located(self, gpu: int, job: int) -> float:
         """Sum of the shares that other jobs hold on a GPU."""
