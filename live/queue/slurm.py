@@ -89,7 +89,8 @@ _LIMITS = (
     "ReqNodeNotAvail",
     "BadConstraints",
 )
-_ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}
+# SQUEUE_ARRAY_UNIQUE: its option --array-unique is unknown to 24.11, which lists the tasks that wait as one without it.
+_ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "SQUEUE_ARRAY_UNIQUE": "1", "LC_ALL": "C"}
 _FIRST_PRIORITY = 4294901760
 """priority/basic counts down from here."""
 _UNSURE_S = 60.0
@@ -118,7 +119,7 @@ class Slurm:
             if not re.fullmatch(r"[\w.@+-]*", text):
                 raise ValueError(f"{text!r} is not a name of a partition or an account")
         self.partition, self.account, self.timeout_s = partition, account, timeout_s
-        self._squeue = ["squeue", "--noheader", "--states=all", "--array-unique", "--Format=" + _fields(_SQUEUE)]
+        self._squeue = ["squeue", "--noheader", "--states=all", "--Format=" + _fields(_SQUEUE)]
         where = [f"--partition={partition}"] if partition else []
         self._sinfo = ["sinfo", "--noheader", "--Node", *where, "--Format=" + _fields(_SINFO)]
         self._last: tuple[bytes, tuple[QueuedJob, ...]] = (b"", ())

@@ -278,7 +278,8 @@ class RealSlurm:
             "Name",
         )
         form = ",".join(f"{name}:|" for name in fields)
-        text = self.run("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-t", "all", "--array-unique", "-O", form)
+        env = ("env", "SLURM_TIME_FORMAT=%s", "SQUEUE_ARRAY_UNIQUE=1")  # 24.11 knows neither this nor its option
+        text = self.run(*env, "squeue", "-h", "-t", "all", "-O", form)
         rows = (dict(zip(fields, line.split("|"), strict=False)) for line in text.splitlines())
         return {int(row["JobID"]): row for row in rows}
 
