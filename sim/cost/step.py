@@ -196,7 +196,8 @@ def through_nics(nodes: Sequence[int] | Ints, gpus: int, links: Ints, usage: Flo
     if not len(senders):
         return math.inf
     there = gpus * np.bincount(nodes, minlength=topology.nodes)[senders]
-    return float((there * topology.gpu_nic_bytes_per_s[senders] / sent).min())
+    rate = float((there * topology.gpu_nic_bytes_per_s[senders] / sent).min())
+    return min(rate, topology.out_of_racks(np.asarray(nodes), links, usage))
 
 
 def _pushed(nodes: Sequence[int], servers: Sequence[int], gpus: int, topology: Topology) -> float:

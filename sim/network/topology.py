@@ -5,7 +5,8 @@ fabric is non-blocking: one link with the capacity of all its ports, `gpus * fab
 at most (`fabric_bytes_per_s`) is a cap on the flow, as is every other end-point limit. Beyond the NICs:
 
 - star: nothing, one non-blocking switch;
-- tree: per rack `rack_up` and `rack_down`, the NICs of its nodes over the oversubscription;
+- tree: per rack `rack_up` and `rack_down`, the NICs of its nodes over the oversubscription; with `nvlink` the NICs
+  stand between a node and these, and `nic_out` and `nic_in` are what its GPUs send over NVLink inside the rack;
 - explicit: the links given, in front of them still the NICs.
 
 Routes and usages are computed when asked for, so that building costs one pass over the nodes.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -59,14 +61,16 @@ class Topology:
         capacity[:, DISK] = _per_node(groups, count, "storage_rate")
         capacity[:, FABRIC] = self.fabric_bytes_per_s * np.maximum(1.0, _per_node(groups, count, "gpus"))
         capacity[:, NIC_OUT] = capacity[:, NIC_IN] = nic
-        if nvlink := getattr(self.kind, "nvlink", None):  # a rack's uplink alone limits what leaves it
-            capacity[:, [NIC_OUT, NIC_IN]] = nvlink * _per_node(groups, count, "gpus")[:, None]
-            self.gpu_nic_bytes_per_s[:] = nvlink
         nics = _per_node(groups, count, "nics")
         for slow in cluster.slow_links:
             node = self.node_index(slow.node)
             capacity[node, [NIC_OUT, NIC_IN]] = slow.rate
             self.gpu_nic_bytes_per_s[node] = min(self.gpu_nic_bytes_per_s[node], slow.rate / nics[node])
+        self._core_bytes_per_s = capacity[:, NIC_OUT].copy()  # of NICs that only racks of NVLink have behind them
+        self.nvlink = getattr(self.kind, "nvlink", None)
+        if self.nvlink is not None:
+            capacity[:, [NIC_OUT, NIC_IN]] = self.nvlink * _per_node(groups, count, "gpus")[:, None]
+            self.gpu_nic_bytes_per_s[:] = self.nvlink
         self.nic_bytes_per_s = capacity[:, NIC_OUT].copy()
         self._shared_names: list[str] = []
         self._graph: Graph | None = None
@@ -80,10 +84,12 @@ class Topology:
         """This topology with all NICs of each node at a share of their rates; factor (nodes,)."""
         other = copy.copy(self)
         other.capacity_bytes_per_s = self.capacity_bytes_per_s.copy()
-        own = other.capacity_bytes_per_s[: self.nodes * len(NODE_LINKS)].reshape(self.nodes, len(NODE_LINKS))
-        own[:, [NIC_OUT, NIC_IN]] *= factor[:, None]
-        other.nic_bytes_per_s = self.nic_bytes_per_s * factor
-        other.gpu_nic_bytes_per_s = self.gpu_nic_bytes_per_s * factor
+        for node in range(self.nodes):
+            other.capacity_bytes_per_s[list(self.nics(node))] *= factor[node]
+        other._core_bytes_per_s = self._core_bytes_per_s * factor
+        if self.nvlink is None:
+            other.nic_bytes_per_s = self.nic_bytes_per_s * factor
+            other.gpu_nic_bytes_per_s = self.gpu_nic_bytes_per_s * factor
         return other
 
     # --- names -------------------------------------------------------------------------------------------
@@ -110,6 +116,13 @@ class Topology:
     def link(self, node: int, which: int) -> int:
         """Number of a node's DISK, NIC_OUT, NIC_IN or FABRIC link."""
         return node * len(NODE_LINKS) + which
+
+    def nics(self, node: int) -> tuple[int, int]:
+        """Numbers of the links that a node's NICs are, out and in."""
+        if self.nvlink is None:
+            return self.link(node, NIC_OUT), self.link(node, NIC_IN)
+        first = self._rack_up(int(self.rack[-1]) + 1) + 2 * node
+        return first, first + 1
 
     def link_name(self, link: int) -> str:
         """Name of a link: `node-3.nic_out`, `rack-0.up`, `leaf->spine`."""
@@ -154,7 +167,10 @@ class Topology:
         rack, other = int(self.rack[source]), int(self.rack[target])
         if rack == other:
             return [out, into]
-        return [out, self._rack_up(rack), self._rack_up(other) + 1, into]
+        between = [self._rack_up(rack), self._rack_up(other) + 1]
+        if self.nvlink is not None:
+            between = [self.nics(source)[0], *between, self.nics(target)[1]]
+        return [out, *between, into]
 
     def _no_path(self, source: int, target: int) -> str:
         told = f"no path from {self.node_names[source]} to {self.node_names[target]}"
@@ -233,7 +249,21 @@ class Topology:
     def rate_bytes_per_s(self, source: Ints, target: Ints, weight: Floats) -> float:
         """Highest rate of transfers from `source` to `target` nodes (edges,) at once, each of `weight` times it."""
         links, usage = self.usage(source, target, weight)
-        return float((self.capacity_bytes_per_s[links] / usage).min())
+        rate = float((self.capacity_bytes_per_s[links] / usage).min())
+        return min(rate, self.out_of_racks(np.concatenate((source, target)), links, usage))
+
+    def out_of_racks(self, nodes: Ints, links: Ints, usage: Floats) -> float:
+        """Highest rate (bytes/s) of a collective of `nodes` between racks of NVLink.
+
+        It leaves a rack through the NICs of all of its nodes that take part, as NCCL does (2.21, multi-node NVLink).
+        """
+        core = self.nodes * len(NODE_LINKS)
+        if self.nvlink is None or not (links >= core).any():
+            return math.inf
+        rack, crossing = (links[links >= core] - core) // 2, usage[links >= core]
+        members = np.unique(nodes)
+        there = np.bincount(self.rack[members], self._core_bytes_per_s[members], int(rack.max()) + 1)
+        return float((there[rack] / crossing).min())
 
     def sent(self, links: Ints, usage: Floats) -> tuple[Ints, Floats]:
         """(nodes, bytes that each of them sends to others per byte of volume) of a usage, in ascending order."""
@@ -273,6 +303,12 @@ class Topology:
         uplink = np.bincount(self.rack, weights=nic) / kind.oversubscription
         self._shared_names = [f"rack-{r}.{way}" for r in range(len(uplink)) for way in ("up", "down")]
         core = np.full(2 * len(uplink), kind.core_latency / 2)
+        if self.nvlink is not None:
+            self._shared_names += [f"{name}.{way}" for name in self.node_names for way in ("core_out", "core_in")]
+            core = np.concatenate((core, np.zeros(2 * self.nodes)))
+            return np.repeat(np.concatenate((uplink, self._core_bytes_per_s)), 2), np.concatenate(
+                (latency.ravel(), core)
+            )
         return np.repeat(uplink, 2), np.concatenate((latency.ravel(), core))
 
     def _explicit(self, kind: Explicit, latency: Floats) -> tuple[Floats, Floats]:

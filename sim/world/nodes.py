@@ -12,7 +12,6 @@ from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.job.job import Job
 from equipoise.sim.job.listener import Listeners
-from equipoise.sim.network.topology import NIC_IN, NIC_OUT
 from equipoise.sim.network.transfers import Transfers
 from equipoise.sim.world.roster import Roster
 
@@ -170,8 +169,7 @@ class NodeEvents:
         """The NICs of a node have this share of their rate from now on; its jobs' steps follow from the next one on."""
         self.cluster.set_nics(node, share)
         links = self.cluster.links
-        for which in (NIC_OUT, NIC_IN):
-            link = links.link(node, which)
+        for link in links.nics(node):
             self._set_capacity(link, float(links.capacity_bytes_per_s[link]))
         for job in self._jobs_on(node):
             job.speed_changed()

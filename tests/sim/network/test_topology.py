@@ -55,10 +55,16 @@ def test_an_unknown_name_is_refused_with_a_suggestion(name, hint):
 
 
 def test_nodes_of_a_rack_exchange_over_nvlink_and_racks_over_their_nics():
-    """8 GPUs of 20 bytes/s; a rack of 4 nodes of 10 bytes/s sends 40 to the other, though each node could send 160."""
+    """8 GPUs of 20 bytes/s in a node of 10: what leaves a rack of 4 nodes is sent by those of them that take part."""
     topology, one = tree(nvlink=20.0), np.ones(1)
     assert topology.rate_bytes_per_s(np.array([0]), np.array([1]), one) == 160.0
-    assert topology.rate_bytes_per_s(np.array([0]), np.array([4]), one) == 40.0
+    assert topology.rate_bytes_per_s(np.array([0]), np.array([4]), one) == 10.0
+    ring = np.arange(8)
+    assert topology.rate_bytes_per_s(ring, np.roll(ring, -1), np.ones(8)) == 40.0
+    links = topology.route(0, 4)[0]
+    assert topology.capacity_bytes_per_s[links].tolist() == [160.0, 10.0, 40.0, 40.0, 10.0, 160.0]
+    slow = topology.degraded(np.array([0.5, *np.ones(7)]))
+    assert slow.capacity_bytes_per_s[links].tolist() == [160.0, 5.0, 40.0, 40.0, 10.0, 160.0]
     assert set(topology.gpu_nic_bytes_per_s.tolist()) == {20.0}
     assert tree().rate_bytes_per_s(np.array([0]), np.array([1]), one) == 10.0
 
