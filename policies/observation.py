@@ -284,6 +284,7 @@ class Jobs(Table):
     started_s = _float("last start")
     data_demand_bytes = _float("bytes of training data it reads per epoch", 0.0)
     input_bytes = _float("training data left to read, over all epochs", 0.0)
+    prepare_core_s = _float("time that one host core takes to prepare a sample; 0 none, or unknown", 0.0)
     compute_demand_flops = _float("FLOP left to compute", 0.0)
     memory_bytes = _float("device memory it needs per GPU", 0.0)
     checkpoint_bytes = _float("size of a checkpoint", 0.0)

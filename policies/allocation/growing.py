@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.policies.allocation.elastic import chosen, elastic_columns, on_living_nodes, without_shunned
+from equipoise.policies.allocation.locality import input_s
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, Ranking
 from equipoise.policies.kernels.gangs import NO_ROWS, NO_VALUES, frozen, new_grants, trimmed, working
@@ -54,6 +55,9 @@ def grow_jobs(
         new, gain_s = _granted(proposal, nodes, scaling, table, one, horizon_s, margin, closed)
         if not len(new):
             continue
+        left_s = o.jobs.remaining_samples[row] / max(float(o.jobs.goodput_samples_per_s[row]), 1e-9)
+        if input_s(o, row, *np.unique(o.gpus.node[new], return_counts=True)) > (1.0 - margin) * left_s:
+            continue  # it would wait for its input
         proposal.resize(row, one[2], new)
         grown.append(row)
         gains.append(gain_s)

@@ -68,10 +68,40 @@ def own_room(proposal: Proposal, row: int, gpus: int) -> RoomColumns:
     return columns._replace(weight=frozen(own), order=frozen(ranked))
 
 
-def slower_apart(o: Observation, row: int, gpus: int, interval: int, nodes: Ints, one_node: bool) -> float:
+def input_s(o: Observation, row: int, nodes: Ints, gpus: Ints) -> float:
+    """Time (s) for which a job (row) with these GPUs on `nodes` is supplied with input: fetched and prepared."""
+    fetched_s = _gathered_s(o, row, nodes, gpus / gpus.sum()) if with_data(o, np.array([row]))[0] else 0.0
+    return max(fetched_s, _prepared_s(o, row, nodes, gpus))
+
+
+def _gathered_s(o: Observation, row: int, nodes: Ints, part: Floats) -> float:
+    """Time (s) to fetch data if each of `nodes` reads this part, first what it stores itself.
+
+    The others send at most what they store.
+    """
+    first, end = np.searchsorted(o.stores.job, (row, row + 1))
+    more = np.zeros(len(o.nodes))
+    more[nodes] = part
+    more[o.stores.node[first:end]] -= o.stores.ratio[first:end]
+    some = np.union1d(nodes, o.stores.node[first:end])
+    return float(o.jobs.input_bytes[row]) * float((np.abs(more[some]) / _free_rate(o)[some]).max())
+
+
+def _prepared_s(o: Observation, row: int, nodes: Ints, gpus: Ints) -> float:
+    """Time (s) for which hosts prepare samples; a node's cores are shared equally by workers of training jobs."""
+    core_s = float(o.jobs.prepare_core_s[row])
+    if not core_s > 0.0:
+        return 0.0
+    workers = gpus / max(int(o.jobs.gpus_per_worker[row]), 1)
+    there = np.bincount(o.workers.node[o.workers.job != row], minlength=len(o.nodes))[nodes] + workers
+    samples = float(np.nan_to_num(o.jobs.remaining_samples[row])) / max(workers.sum(), 1.0)
+    return float((samples * core_s * there / o.nodes.cores[nodes]).max())
+
+
+def slower_apart(o: Observation, row: int, gpus: int, interval: int, nodes: Ints) -> float:
     """Step of a training job (row) with this many GPUs on `nodes` over that on its estimate's nodes; 1 where unknown.
 
-    one_node: the estimate is for one node.
+    The estimate is for the fewest nodes with the fastest model, or, where the job is apart, for these and one more.
     """
     speeds, gamma = o.speeds, float(np.nan_to_num(o.jobs.gamma[row], nan=1.0))
     here = np.flatnonzero((speeds.job == row) & (speeds.gpus == gpus))
@@ -79,8 +109,15 @@ def slower_apart(o: Observation, row: int, gpus: int, interval: int, nodes: Ints
         return 1.0
     k = here[np.argmax(speeds.samples_per_s[here])]
     work_s, nic = float(o.jobs.global_batch[row] / speeds.samples_per_s[k]), o.nodes.nic_bytes_per_s
-    slow = float(nic.max() / max(nic[nodes].min(), 1.0)) if nic[nodes].min() > 0.0 else 1.0
-    apart_s = float((speeds.apart_exchange_s if one_node else speeds.exchange_s)[k]) * slow
+    model = o.gpus.model[np.minimum(o.nodes.first_gpu, len(o.gpus) - 1)]
+    order = np.lexsort((-o.nodes.gpus, model != speeds.gpu_model[k]))
+    count = np.cumsum(o.nodes.gpus[order])
+    one_node = bool(count[0] >= gpus)
+    if one_node:  # half of the workers on the first
+        count = np.minimum(count, gpus // 2) + np.maximum(count - count[0], 0)
+    listed = order[: int(np.searchsorted(count, gpus)) + 1]
+    slow = float(nic[listed].min() / max(nic[nodes].min(), 1.0)) if nic[nodes].min() > 0.0 else 1.0
+    apart_s = float((speeds.apart_exchange_s if one_node else speeds.exchange_s)[k]) * max(slow, 1.0)
     step_s, then_s = (
         (interval - 1) * work_s + overlapped_s(work_s, exchange_s, gamma)
         for exchange_s in (float(speeds.exchange_s[k]), apart_s)

@@ -1,9 +1,9 @@
 """S422 for waiting jobs: the GPUs that let a job end soonest, by one estimate of its time on them.
 
-The estimate counts the GPU model, nodes that were measured slow, the time to fetch data that is stored elsewhere, and
-for an elastic job its number of workers. What differs by less than `SURE` is not told apart: then the fewest and
-slowest GPUs are taken, on the fewest nodes and in one rack, so that fast GPUs and whole nodes stay free. A job waits
-for GPUs of another model where that is surely quicker.
+The estimate counts the GPU model, nodes that were measured slow, the time to fetch data that is stored elsewhere and
+to prepare it on the hosts, and for an elastic job its number of workers. Where nothing is quicker by more than `SURE`,
+the job gets the GPUs that EASY would take, or else the fewest and slowest, on the fewest nodes and in one rack, so that
+fast GPUs and whole nodes stay free. A job waits for GPUs of another model where that is surely quicker.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from equipoise.policies.allocation.elastic import elastic_columns, elastic_rows, held_gpus, slower, slowest_models
-from equipoise.policies.allocation.locality import fetch_s_of, slower_apart, with_data
+from equipoise.policies.allocation.locality import fetch_s_of, input_s, slower_apart, with_data
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, gpus_wanted, paces
 from equipoise.policies.allocation.widths import sizes_between
 from equipoise.policies.kernels.gangs import NO_ROWS, RequestColumns, frozen, request_columns, start_in_order
-from equipoise.policies.kernels.placement import WEIGHTED, WHOLE
+from equipoise.policies.kernels.placement import ANY, WEIGHTED, WHOLE
 from equipoise.policies.kernels.scaling import Scaling, ScalingColumns, TableColumns, times_of
 from equipoise.policies.observation import RUNNING, Bools, Floats, Ints
 from equipoise.policies.quotas.limits import allowed_nodes
@@ -32,7 +32,8 @@ _WAIT = 0.7  # of the time with the GPUs that are free, below which a job waits 
 class GpuChoice(NamedTuple):
     """GPUs on which a job could start: its time there (s), their number, their worth, and their nodes.
 
-    alone_s is the time without what its exchanges lose between these nodes, which a job does not wait to avoid.
+    alone_s is the time without what its exchanges lose between these nodes, which a job does not wait to avoid; easy:
+    EASY would take these.
     """
 
     time_s: float
@@ -40,6 +41,7 @@ class GpuChoice(NamedTuple):
     gpus: int
     worth: float
     nodes: Ints
+    easy: bool
 
 
 class Starts:
@@ -91,7 +93,7 @@ class Starts:
     def _one(self, row: int, requests: RequestColumns, may_wait: bool) -> int:
         """Start a job where it ends soonest; 1, or 0 where it cannot or is to wait."""
         proposal, o = self.proposal, self.proposal.observation
-        found = self.options(row, int(requests[1][row]))
+        found = self.options(row, requests)
         if not found:
             return 0
         best_s = min(option.time_s for option in found)
@@ -104,7 +106,13 @@ class Starts:
             return 0
         alike = [option for option in found if option.time_s <= (1.0 + SURE) * best_s]
         asked, alone = int(gpus_wanted(o, np.array([row]))[0]), self._alone()
-        for option in sorted(alike, key=lambda k: (alone and k.gpus != asked, k.worth, len(k.nodes), k.time_s)):
+
+        def rank(k: GpuChoice) -> tuple[int, bool, bool, float, int, float]:
+            """One rack comes first, then what EASY would take, then what leaves most to others."""
+            racks = len(np.unique(o.nodes.rack[k.nodes])) if self.racks else 1
+            return racks, not k.easy, alone and k.gpus != asked, k.worth, len(k.nodes), k.time_s
+
+        for option in sorted(alike, key=rank):
             sizes = o.jobs.gpus_requested.copy()
             sizes[row] = option.gpus
             here = np.zeros(len(o.nodes), dtype=np.bool_)
@@ -118,23 +126,26 @@ class Starts:
                 return 1
         return len(self._bulk(np.array([row]), True, requests))
 
-    def options(self, row: int, gpus: int) -> list[GpuChoice]:
-        """GPUs on which a job could start now: of each model, or of several where none has enough."""
+    def options(self, row: int, requests: RequestColumns) -> list[GpuChoice]:
+        """GPUs on which a job could start now: those of EASY first, then of each model, or else of several."""
         o, jobs, nodes = self.proposal.observation, self.proposal.observation.jobs, self.nodes
         free, share = self.proposal.columns.free, float(jobs.gpu_share_requested[row])
         if share < WHOLE:
             free = np.bincount(o.gpus.node, self.proposal.columns.room >= share - 1e-9, len(free)).astype(np.int64)
         usable = np.where(allowed_nodes(o, row) & o.nodes.up, free, 0)
         per = 1 if jobs.rigid[row] else max(int(jobs.gpus_per_worker[row]), 1)
-        sizes = self._sizes(row, gpus, per)
-        times = self._times_s(row, sizes, per)
-        found = []
+        easy = start_in_order(np.array([row]), True, ANY, requests, self.proposal.columns)[0][2]
+        sizes = self._sizes(row, int(requests[1][row]), per)
+        times, found = self._times_s(row, [*sizes, len(easy)], per), list[GpuChoice]()
+        if len(easy):
+            found = self._on(row, free, [len(easy)], times[-1:], np.unique(o.gpus.node[easy]), True)
         for m in range(self.models):
-            here = np.where(nodes.model == m, usable, 0)
-            found += self._on(row, here, sizes, times[:, m])
+            found += self._on(row, usable, sizes, times, np.flatnonzero((usable > 0) & (nodes.model == m)))
+        if len(found) > 1 and len(set(nodes.model[found[0].nodes])) > 1:  # at the pace of the slowest
+            rest = found[1:]
+            return found if found[0].time_s < _WAIT * min(k.time_s for k in rest) else rest
         if not found and self.models > 1 and not jobs.one_gpu_model[row]:
-            slowest = times.max(axis=1, initial=0.0, where=np.isfinite(times))
-            found = self._on(row, usable, sizes, slowest)
+            found += self._on(row, usable, sizes, times, np.flatnonzero(usable > 0))
         return found
 
     def _sizes(self, row: int, gpus: int, per: int) -> list[int]:
@@ -169,14 +180,19 @@ class Starts:
         steps = step_s.reshape(-1, n)
         return np.where(np.isfinite(times), times * steps[:-1] / steps[-1], np.inf)
 
-    def _on(self, row: int, free: Ints, sizes: list[int], times: Floats) -> list[GpuChoice]:
-        """Options on nodes with these free GPUs: one rack, the fewest nodes, and the quickest."""
+    def _on(
+        self, row: int, free: Ints, sizes: list[int], times: Floats, some: Ints, easy: bool = False
+    ) -> list[GpuChoice]:
+        """Options on some nodes with these free GPUs: one rack, the fewest nodes, and the quickest."""
         o, found = self.proposal.observation, list[GpuChoice]()
-        some, total = np.flatnonzero(free > 0), int(free.sum())
-        for size, time_s in zip(sizes, times.tolist(), strict=True):
-            if total < size or not time_s < np.inf:
+        total = int(free[some].sum())
+        for size, by_model in zip(sizes, times, strict=False):
+            time_s = by_model[self.nodes.model[some]]
+            if total < size or not time_s.max(initial=0.0) < np.inf:
                 continue
-            own_s = time_s / self.ratio[some] + self._fetch_s(row, size, some)
+            work_s = time_s / self.ratio[some]
+            fetches = with_data(o, np.array([row]))[0]
+            own_s = np.maximum(work_s, fetch_s_of(o, row, size, some)) if fetches else work_s
             sets = [some, _quickest(some, free, own_s, size)]
             if self.racks:
                 rack = np.bincount(o.nodes.rack[some], free[some]).astype(np.int64)
@@ -186,25 +202,20 @@ class Starts:
             reads = self.proposal.columns.weight if o.jobs.input_bytes[row] > 0.0 else None
             for part in sets:
                 chosen = _fewest(part, free[part], size, None if reads is None else reads[part])
-                at = np.searchsorted(some, chosen)
-                alone_s = float(own_s[at].max())
-                estimate_s = alone_s + time_s * (self._slower(row, size, chosen) - 1.0)
-                worth = float((free[chosen] * self.worth[chosen]).sum())
-                if not any(np.array_equal(chosen, old.nodes) and old.gpus == size for old in found):
-                    found.append(
-                        GpuChoice(estimate_s, alone_s, size, size * worth / max(free[chosen].sum(), 1), chosen)
-                    )
+                if any(np.array_equal(chosen, old.nodes) and old.gpus == size for old in found):
+                    continue
+                at, taken = np.searchsorted(some, chosen), _taken(free[chosen], size)
+                alone_s = max(float(work_s[at].max()), input_s(o, row, chosen, taken))
+                apart_s = float(work_s[at].max()) * self._slower(row, size, chosen)
+                worth = float((taken * self.worth[chosen]).sum())
+                found.append(GpuChoice(max(alone_s, apart_s), alone_s, size, worth, chosen, easy))
         return found
-
-    def _fetch_s(self, row: int, gpus: int, nodes: Ints) -> Floats | float:
-        o = self.proposal.observation
-        return fetch_s_of(o, row, gpus, nodes) if with_data(o, np.array([row]))[0] else 0.0
 
     def _slower(self, row: int, gpus: int, chosen: Ints) -> float:
         o = self.proposal.observation
         if o.jobs.rigid[row] or len(chosen) < 2:
             return 1.0
-        return slower_apart(o, row, gpus, int(self.intervals[row]), chosen, bool(o.nodes.gpus.max() >= gpus))
+        return slower_apart(o, row, gpus, int(self.intervals[row]), chosen)
 
     def shortest_s(self, row: int) -> float:
         """Time (s) of a job on the model that is best for it."""
@@ -293,6 +304,14 @@ def _quickest(nodes: Ints, free: Ints, own_s: Floats, gpus: int) -> Ints:
     order = np.argsort(own_s, kind="stable")
     enough = int(np.searchsorted(np.cumsum(free[nodes[order]]), gpus))
     return np.asarray(nodes[own_s <= (1.0 + SURE) * own_s[order[min(enough, len(order) - 1)]]])
+
+
+def _taken(free: Ints, gpus: int) -> Ints:
+    """GPUs that a job takes of each node with these free ones, from the emptiest on."""
+    order = np.argsort(-free, kind="stable")
+    taken = np.zeros(len(free), dtype=np.int64)
+    taken[order] = np.diff(np.minimum(np.cumsum(free[order]), gpus), prepend=0)
+    return taken
 
 
 def _fewest(nodes: Ints, free: Ints, gpus: int, weight: Floats | None = None) -> Ints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.policies.allocation.elastic import chosen, elastic_columns, on_living_nodes
+from equipoise.policies.allocation.locality import input_s
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState
 from equipoise.policies.kernels.gangs import NO_ROWS, NO_VALUES, frozen
@@ -50,10 +51,10 @@ def narrow_jobs(
     horizon_s: float,
     margin: float,
 ) -> Ints:
-    """Shrink running elastic jobs (rows) that are quicker with fewer workers; returns the rows of shrunk jobs.
+    """Shrink running elastic jobs (rows) that are quicker with fewer workers, all on one node; returns their rows.
 
     The time saved on the remaining work, at most `horizon_s`, must exceed the restart cost, and a step must shorten
-    by at least `margin`.
+    by at least `margin`. Fewer workers on several nodes may exchange over the same slow link.
     """
     o = proposal.observation
     columns = elastic_columns(proposal, nodes, rows)
@@ -63,14 +64,23 @@ def narrow_jobs(
         return NO_ROWS
     per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
     now = np.diff(offset) // per
+    job, place = np.repeat(np.arange(len(rows)), np.diff(offset)), o.gpus.node[gpu]
+    _, at, count = np.unique(job * len(o.nodes) + place, return_inverse=True, return_counts=True)
+    count = count[at.reshape(-1)]
+    order = np.lexsort((gpu, place, -count, job))  # those on the node with most of them first
+    gpu, place = gpu[order], place[order]
+    most = np.maximum.reduceat(count, offset[:-1]) // per
     fewest = np.minimum(o.jobs.workers_min[rows], now)
-    best, then_s = quickest(rows, fewest, now, now, model, scaling, table)
+    best, then_s = quickest(rows, fewest, np.maximum(most, fewest), now, model, scaling, table)
     _, now_s = quickest(rows, now, now, now, model, scaling, table)
     _, asked_s = quickest(rows, requested, requested, now, model, scaling, table)
     left_s = o.jobs.service_s[rows] * now_s / asked_s
     left_s = np.fmin(np.where(np.isnan(left_s), horizon_s, left_s), horizon_s)
-    pays = (left_s * (1.0 - then_s / now_s) > cost_s) & (then_s <= now_s * (1.0 - margin))
+    pays = (left_s * (1.0 - then_s / now_s) > cost_s) & (then_s <= now_s * (1.0 - margin)) & (best <= most)
     for k in np.flatnonzero(pays).tolist():
-        held = gpu[offset[k] : offset[k + 1]]
-        proposal.resize(int(rows[k]), held, held[: best[k] * per[k]])
+        held, row = gpu[offset[k] : offset[k + 1]], int(rows[k])
+        kept = held[: best[k] * per[k]]
+        pays[k] = input_s(o, row, *np.unique(o.gpus.node[kept], return_counts=True)) <= left_s[k]
+        if pays[k]:
+            proposal.resize(row, held, kept)
     return rows[pays]

@@ -22,6 +22,7 @@ from equipoise.policies.allocation.elastic import (
     table_columns,
 )
 from equipoise.policies.allocation.growing import grow_jobs
+from equipoise.policies.allocation.locality import slower_apart
 from equipoise.policies.allocation.preemption import patient_bars, start_with_preemption
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import (
@@ -79,12 +80,12 @@ class NodeAllocation(AllocationStage):
     data that is stored elsewhere, for a waiting job the time to fetch it over the time to compute; R_j is the
     measured speed of the node. `formula`: jobs in order of sum_j R_ij per GPU asked for, whole gangs. The first few
     start where one estimate says that they end soonest (`allocation/starts.py`): it counts the GPU model, nodes that
-    were measured slow, data stored elsewhere, and the number of workers of an elastic job. A node that was never
-    measured counts as the others of its model do. What is not surely different counts as equal: then fewer and slower
-    GPUs are taken, on fewer nodes, or on those of highest R_ij by a job that reads data. A job waits for another
-    GPU model where it surely ends sooner. `optimal`: the sizes that maximise goodput by an integer programme (Sia,
-    Jayaram Subramanya et al. 2023). The source's formula images are lost: the forms are ours, with its variables and
-    directions.
+    were measured slow, data stored elsewhere, hosts that prepare it, and the number of workers of an elastic job. A
+    node that was never measured counts as the others of its model do. Where no other GPUs are surely quicker, a job
+    starts on those that EASY would take, or on fewer and slower ones, on fewer nodes, or on those of highest R_ij if
+    it reads data. A job waits for another GPU model where it surely ends sooner. `optimal`: the sizes that maximise
+    goodput by an integer programme (Sia, Jayaram Subramanya et al. 2023). The source's formula images are lost: the
+    forms are ours, with its variables and directions.
 
     Order: as above. Blocking: jobs that do not fit are skipped until the first has waited for as long as it takes,
     or `reserve_after_s`, or the job of highest A that and its own duration: then it has a reservation until it
@@ -93,7 +94,8 @@ class NodeAllocation(AllocationStage):
     may delay the first of them that does not fit: it ends before that one could start, or leaves it room.
     Placement: by R_ij. Preemption: a waiting job stops running jobs of lower A that need longer by more than
     `reluctance` times their restart, but none that has worked since its last start less than `run_s`, or less than
-    `growth` times its earlier work. Elastic jobs are resized where that gains more than their restart costs.
+    `growth` times its earlier work; the largest that was stopped then has the reservation. Elastic jobs are resized
+    where that gains more than their restart costs.
 
     No job starves. With exact estimates and without faults a job starts at most (k + 1) * T after it is overdue: k is
     the number of starts of jobs overdue before it, T is the longest job with its restart. A reservation is for nodes
@@ -181,11 +183,15 @@ class NodeAllocation(AllocationStage):
         started, takes_s = self._start(proposal, nodes, ranking, scaling, table)
         values |= solved | started
         if by_formula and self.frozen != "S422":
-            values |= self._preempt(proposal, ranking, takes_s)
+            values |= self._preempt(proposal, ranking, takes_s, scaling[5])
             values |= self._resize(proposal, nodes, ranking, scaling, table, able, narrows, values["s422_overdue"])
         kept = ranking.overdue[ranking.overdue == memory.get("reserved", -1)]
         if not len(kept) or proposal.touched(kept)[0]:  # else it waits on
             memory["reserved"] = values["s422_overdue"]
+        stopped = values.get("s422_stopped", NO_ROWS)
+        if len(stopped) and (memory["reserved"] < 0 or proposal.touched(np.array([memory["reserved"]]))[0]):
+            # The largest goes on once those that it was stopped for have ended.
+            memory["reserved"] = int(stopped[o.jobs.gpus_held[stopped].argmax()])
         allocation = proposal.allocation()
         values |= parallel_work(proposal, nodes, scaling, table)
         if allocation is None:
@@ -339,7 +345,7 @@ class NodeAllocation(AllocationStage):
         started = starts.start(queue, True, requests, may_wait)
         return int(queue[started]) if started < len(queue) else -1
 
-    def _preempt(self, proposal: Proposal, ranking: Ranking, takes_s: Floats | None) -> dict[str, Any]:
+    def _preempt(self, proposal: Proposal, ranking: Ranking, takes_s: Floats | None, interval: Ints) -> dict[str, Any]:
         """S422: stop running jobs for waiting ones of higher priority that need much less time.
 
         With `takes_s`, by row, their GPUs are reserved for another job later: they must end before that.
@@ -366,8 +372,12 @@ class NodeAllocation(AllocationStage):
             request_columns(o),
             room,
         )
-        if takes_s is not None:
-            stopped, grants = _that_end_sooner(grants, takes_s, proposal.holder)
+        if len(stopped):
+            own_s, before_s = o.jobs.service_s, np.full(len(o.jobs), math.inf)
+            before_s[running] = bar
+            if takes_s is not None:
+                own_s, before_s[running] = takes_s, np.minimum(bar, takes_s[running])
+            stopped, grants = _that_end_sooner(o, grants, own_s, before_s, proposal.holder, interval)
         proposal.stop(stopped.tolist())
         proposal.start(grants)
         return {"s422_stopped": stopped}
@@ -429,15 +439,20 @@ def _one_after_another(rows: Ints, proposal: Proposal) -> Ints:
     return frozen(rows[~proposal.touched(rows)])
 
 
-def _that_end_sooner(grants: GrantColumns, takes_s: Floats, holder: Ints) -> tuple[Ints, GrantColumns]:
-    """The grants that end no later than the present holders of their GPUs, and these holders."""
+def _that_end_sooner(
+    o: Observation, grants: GrantColumns, takes_s: Floats, before_s: Floats, holder: Ints, interval: Ints
+) -> tuple[Ints, GrantColumns]:
+    """The grants that end before the present holders of their GPUs, exchanges between nodes included; these holders."""
     job, offset, gpu, share = grants
     stopped, parts = [NO_ROWS], []
     for k, row in enumerate(job.tolist()):
         some = slice(offset[k], offset[k + 1])
-        before = holder[gpu[some]]
-        if before.min() >= 0 and takes_s[row] <= takes_s[before].min():
-            stopped.append(before)
+        held, slower = np.unique(holder[gpu[some]]), 1.0
+        held, on = held[held >= 0], np.unique(o.gpus.node[gpu[some]])
+        if len(held) and len(on) > 1 and not o.jobs.rigid[row]:
+            slower = slower_apart(o, row, len(gpu[some]), int(interval[row]), on)
+        if not slower * takes_s[row] > before_s[held].min(initial=math.inf):
+            stopped.append(held)
             parts.append((job[k : k + 1], offset[k : k + 2] - offset[k], gpu[some], share[some]))
     return np.unique(np.concatenate(stopped)), joined(parts) if parts else NO_GRANTS
 

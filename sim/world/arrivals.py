@@ -111,6 +111,7 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
         ("service_s", duration_s),
         ("data_demand_bytes", size),
         ("input_bytes", progress.target * (spec.data.sample_size if spec.data else 0.0)),
+        ("prepare_core_s", model.preprocess_time or 0.0),
         ("compute_demand_flops", (model.flop_per_sample or 0.0) * progress.target),
         ("memory_bytes", least_bytes(model, workers) / spec.gpu_share),
         ("checkpoint_bytes", job.checkpoints.size_bytes),

@@ -56,13 +56,15 @@ def claimed(remote_0):
     return node_chosen([2, 2], [{**TWO, "holds": [0, 2]}, {}], shards=shards)
 
 
-def near_data(ratio_1=0.5, nic_0=1e9, busy_0=0.0, input_bytes=1e12, service_s=600.0, weight_1=1.0):
-    """Where one GPU goes for a job of which node 1 stores this part of its data, node 0 the rest."""
-    stores = Stores.of(job=[0, 0], node=[0, 1], ratio=[1.0 - ratio_1, ratio_1])
-    seen = cluster([1, 1], [{"service_s": service_s}], stores=stores, ratio=[1.0, weight_1])
-    nodes = {"nic_bytes_per_s": [nic_0, 1e9], "nic_busy_ratio": [busy_0, 0.0]}
+def near_data(ratio_1=0.5, nic_0=1e9, busy_0=0.0, input_bytes=1e12, service_s=600.0, weight_1=1.0, store=0.0):
+    """Where one GPU goes for a job of which node 1 stores this part of its data, node 0 the rest, or node 2 some."""
+    ratio = [(1.0 - ratio_1) * (1.0 - store), ratio_1 * (1.0 - store), store]
+    stores = Stores.of(job=[0, 0, 0], node=[0, 1, 2], ratio=ratio)
+    other = {"holds": [2], "service_s": 1e6}
+    seen = cluster([1, 1, 1], [{"service_s": service_s}, other], stores=stores, ratio=[1.0, weight_1, 1.0])
+    nodes = {"nic_bytes_per_s": [nic_0, 1e9, 1e10], "nic_busy_ratio": [busy_0, 0.0, 0.0]}
     seen.nodes = Nodes.of(**{**seen.nodes.as_dict(), **nodes})
-    seen = change(seen, "jobs", input_bytes=[input_bytes])
+    seen = change(seen, "jobs", input_bytes=[input_bytes, 0.0])
     given, _, _ = decide(seen)
     return int(seen.gpus.node[given[0][0]])
 
@@ -188,8 +190,8 @@ CASES = [
     ("S422 R_j: a larger node has more for each", two_holders, "size_0", 2, 8, DOWN),
     ("S422 d: who reads from elsewhere claims less", claimed, "remote_0", 0.1, 0.9, DOWN),
     ("S422 d: to where more of its data is", near_data, "ratio_1", 0.1, 0.9, UP),
-    ("S422 d: not behind a slow interface", lambda n: near_data(nic_0=n), "n", 1e8, 1e10, DOWN),
-    ("S422 d: not behind a busy interface", near_data, "busy_0", 0.0, 0.9, UP),
+    ("S422 d: not behind a slow interface", lambda n: near_data(nic_0=n, store=1.0), "n", 1e8, 1e10, DOWN),
+    ("S422 d: not behind a busy interface", lambda n: near_data(busy_0=n, store=1.0), "n", 0.0, 0.9, UP),
     (
         "S422 d: little to read, the faster node",
         lambda b: near_data(ratio_1=0.9, input_bytes=b, weight_1=0.5),
