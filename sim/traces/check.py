@@ -12,6 +12,7 @@ import numpy as np
 from equipoise.formats.text.columns import Text, TextBuilder
 from equipoise.sim.scenario.model import ClusterSpec, TraceSpec
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.scenario.units import MAX_TIME_S
 from equipoise.sim.traces.read import FORMATS, check_format, read_spec, trace_format
 from equipoise.sim.traces.rows import Rows, chosen, moment
 from equipoise.sim.traces.site import JOB_FORMATS, read_rows
@@ -22,6 +23,8 @@ _BACK_S = 60.0
 _MOST_BACK = 0.01
 """Share of jobs out of order from which on numbers say nothing of the order of submission."""
 _SILENCE_S = 86_400.0
+_MOST_UNITS = 1e9
+"""GPUs beyond which a number is a mistake; sums stay finite."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def check_trace(spec: TraceSpec, path: Path, cluster: ClusterSpec | None = None)
         rows = read_rows(path, form, unit, spec.zone, spec.columns)
         for reason, wanted in chosen(rows.columns, spec.keep, spec.clusters, rows.path).items():
             rows.drop(reason, ~wanted)
-    every_s = np.nan_to_num(rows.units) * np.nan_to_num(np.maximum(rows.duration_s, 0.0), posinf=0.0)
+    lasts_s = np.minimum(np.nan_to_num(np.maximum(rows.duration_s, 0.0), posinf=0.0), MAX_TIME_S)
+    every_s = np.minimum(np.nan_to_num(rows.units), _MOST_UNITS) * lasts_s
     if not len(rows.line) and not rows.changes:
         raise InputError([f"{path}: no jobs in it"])
     rows.sift(unit)

@@ -391,7 +391,7 @@ SHIPPED = [p for p in sorted(scenarios_dir().glob("*.yaml")) if "cluster" in rea
 def test_shipped_scenarios_load_without_doubts_and_survive_a_dump(path: Path, tmp_path: Path) -> None:
     assert len(SHIPPED) >= 8
     file = read_scenario(path)
-    assert file.warnings == ()
+    assert all("was measured on h100; times of gb200" in said for said in file.warnings)  # no stack was on GB200
     assert file.scenario.why
     assert file.scenario.expect
     assert load(write(tmp_path, dump(file.scenario))) == file.scenario
