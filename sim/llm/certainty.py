@@ -117,7 +117,7 @@ Llama 3.1 405B      | llama3-405b | dense   | GB200 |  128 | 9.347 | 1.064 | NVI
 Nemotron-4 340B     | nemotron    | dense   | GB200 |  128 | 32.66 | 1.144 | NVIDIA dgxc-benchmarking
 Mixtral 8x7B        | mixtral     | experts | H100 |    64 | 2.791 | 0.948 | Megatron Core, README of its experts
 Mixtral 8x22B       | mixtral     | experts | H100 |   128 | 4.067 | 0.951 | Liu et al. 2025, MoE parallel folding
-Grok-1 314B         | grok        | experts | H100 |   512 | 15.94 | 0.945 | NVIDIA dgxc-benchmarking
+Grok-1 314B         | grok        | experts | H100 |   512 | 15.94 | 0.932 | NVIDIA dgxc-benchmarking
 GPT-OSS 120B        | gpt-oss     | experts | H100 |    64 | 5.82  | 1.284 | NVIDIA Megatron-Bridge, performance summary
 Qwen3 235B, fp8     | qwen3       | experts | H100 |   256 | 20.81 | 0.947 | NVIDIA Megatron-Bridge, performance summary
 DeepSeek-V3, fp8    | deepseek    | experts | H800 |  2048 | 19.91 | 0.728 | DeepSeek-V3 report 2024, table 1
