@@ -39,7 +39,8 @@ _OWN = frozenset(
 class Association:
     """An account (user "") or a user in one. shares: None for `parent`, whose users share the account's.
 
-    limits and counts: as in `SlurmQos`, by the column's name in lower case. other: what else is filled.
+    limits and counts: as in `SlurmQos`, by the column's name in lower case. other: what else is filled. default:
+    False where the user's DefaultAccount is another one.
     """
 
     account: str
@@ -49,6 +50,7 @@ class Association:
     limits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     other: Mapping[str, str] = field(default_factory=dict)
+    default: bool = True
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def _association(values: Mapping[str, str], account: str, user: str) -> Associat
         limits,
         counts,
         {key: value for key, value in filled.items() if key not in limits and key not in counts},
+        values.get("defaultaccount", account) == account,
     )
 
 

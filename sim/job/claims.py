@@ -27,6 +27,7 @@ from equipoise.policies.quotas.limits import Quota, bound, describe
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.declared import Claim, Declared, Places
 from equipoise.sim.scenario.model import JobSpec, Scenario
+from equipoise.sim.scenario.queues import User
 from equipoise.sim.scenario.tree import InputError
 
 _TOGETHER = {
@@ -72,6 +73,20 @@ def texts_by_kind(columns: Mapping[str, Texts], listed: Sequence[JobSpec], rows:
         if any(texts):
             found[kind] = texts
     return found
+
+
+def charge_accounts(texts: dict[str, Texts], users: Sequence[User]) -> list[str]:
+    """Charge jobs that name a user and no account to the user's first account, as Slurm does; returns a note."""
+    first = {user.name: user.account for user in reversed(users)}
+    if not first or "user" not in texts:
+        return []
+    named = texts.get("account", np.full(len(texts["user"]), "", dtype=object))
+    free = [row for row in np.flatnonzero(named == "").tolist() if texts["user"][row] in first]
+    if not free:
+        return []
+    named[free] = [first[texts["user"][row]] for row in free]
+    texts["account"] = named
+    return [f"{len(free)} jobs name a user and no account: charged to the user's first account in 'queues'"]
 
 
 def make_claims(
@@ -195,8 +210,10 @@ def _unknown(scenario: Scenario, declared: Declared, q: Queues, claim: Ints) -> 
         if count:
             first = q.names[kind][strange[0]]
             notes.append(f"{count} jobs name a {kind} that 'queues' does not declare ({first}): no limit applies")
-    if spec.queues and (absent := int((q.codes(claim, "queue") < 0).sum())):
-        notes.append(f"{absent} jobs name no queue: no quota applies to them")
+    of_all = ("queue", bool(spec.queues), "quota"), ("account", bool(spec.accounts), "limit of an account")
+    for kind, given, what in of_all:
+        if given and (absent := int((q.codes(claim, kind) < 0).sum())):
+            notes.append(f"{absent} jobs name no {kind}: no {what} applies to them")
     return notes
 
 

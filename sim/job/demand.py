@@ -15,7 +15,7 @@ from equipoise.formats.text.columns import Text
 from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.step import replica_cost_s
-from equipoise.sim.job.claims import Claims, make_claims, refuse_too_large, texts_by_kind
+from equipoise.sim.job.claims import Claims, charge_accounts, make_claims, refuse_too_large, texts_by_kind
 from equipoise.sim.job.declared import Declared
 from equipoise.sim.job.paces import Paces, make_paces
 from equipoise.sim.scenario.model import Checkpoint, Data, JobSpec, Model, Scenario, TraceSpec, TrainingJobs
@@ -195,6 +195,7 @@ def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mappi
     """Add the submitters, and remove jobs that can never start where the scenario leaves these out."""
     rows = np.array(list(listed), dtype=np.int64)
     texts = texts_by_kind(demand.columns, list(listed.values()), rows, len(demand))
+    charged = charge_accounts(texts, scenario.queues.users)
     least, sizes = demand.gpus.copy(), dict[int, range]()
     for row, job in demand.training.items():
         model = scenario.workload.models[job.model or ""]
@@ -216,7 +217,8 @@ def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mappi
         _tres(demand, listed),
         {row: size for row, size in sizes.items() if len(size) > 1},
     )
-    found = replace(demand, columns={**demand.columns, **texts}, claims=claims, notes=(*demand.notes, *claims.notes))
+    notes = (*demand.notes, *charged, *claims.notes)
+    found = replace(demand, columns={**demand.columns, **texts}, claims=claims, notes=notes)
     stay = refuse_too_large(scenario, claims, demand.name, least, scenario.queues.too_large == "leave-out")
     return found if stay.all() else _without(found, stay)
 

@@ -51,7 +51,7 @@ class User(Limits):
     """A user in an account (an association of Slurm)."""
 
     name: str  # name that jobs refer to
-    account: str  # account that the user's jobs are charged to
+    account: str  # account that the user's jobs are charged to; its first one by default
     shares: NotNegative = 1.0  # fair-share weight within the account
 
 

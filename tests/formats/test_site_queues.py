@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import equipoise
 from equipoise.formats.read import read
 from equipoise.formats.recognise import recognise
 from equipoise.formats.text.errors import FormatError
@@ -110,6 +111,18 @@ def test_accounts_and_users(tmp_path: Path, form: str) -> None:
     assert (ann.name, ann.account, ann.shares, ann.jobs, ann.gpus) == ("ann", "cosmo", 2.0, 4, 5.0)
     assert bob.shares == 1.0
     assert "Fairshare=parent" in text
+
+
+def test_a_job_of_a_file_without_accounts_is_charged_to_the_user_s_default_account(tmp_path: Path) -> None:
+    """The default account, the second of the file, allows 8 of the 16 GPUs: one job after the other, as in Slurm."""
+    slurm = "AccountingStorageEnforce=limits\nNodeName=g[1-2] CPUs=8 Gres=gpu:h100:8\nPartitionName=all Nodes=ALL\n"
+    user = "User - 'u':DefaultAccount='A':Fairshare=1\n"
+    dump = "Cluster - 'lab':Fairshare=1\nParent - 'root'\nAccount - 'B':Fairshare=1\n"
+    dump += f"Account - 'A':Fairshare=1:GrpTRES=gres/gpu=8\nParent - 'B'\n{user}Parent - 'A'\n{user}"
+    row = "|u|2026-01-01T00:00:00|2026-01-01T00:00:00|2026-01-01T01:00:00|01:00:00|COMPLETED|gres/gpu=8\n"
+    (sacct,) = write(tmp_path, sacct=f"JobID|User|Submit|Start|End|Elapsed|State|AllocTRES\n1{row}2{row}")
+    scenario, _ = imported(tmp_path, slurm=slurm, accounts=dump)
+    assert equipoise.run(scenario, trace=sacct).jobs["start_s"].tolist() == [0.0, 3600.0]
 
 
 def test_a_script_for_sacctmgr(tmp_path: Path) -> None:

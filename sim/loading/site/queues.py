@@ -138,7 +138,7 @@ def add_accounts(site: Site, found: Accounts, unit: str) -> None:
     account = {**_OF_USER, "grptres": "gpus", "maxtres": "gpus_per_job"}
     numbers = {"grpjobs": "jobs", "maxjobs": "jobs_per_user"}
     parents = 0
-    for a in found.associations:
+    for a in sorted(found.associations, key=lambda a: not a.default):  # a user's first account is the default
         what = f"user {a.user} of {a.account}" if a.user else f"account {a.account}"
         amounts = _OF_USER if a.user else account
         limits = _limits(site, what, a.limits, a.counts, unit, amounts, amounts if a.user else numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -131,6 +132,27 @@ def test_jobs_that_a_limit_never_lets_start() -> None:
     made = run(case(jobs, queues | {"too_large": "leave-out"}))
     assert made.jobs["name"].tolist() == ["ok"]
     assert any("1 jobs left out: they can never start; first big" in note for note in made.notes)
+
+
+def test_jobs_of_a_user_without_an_account_are_charged_to_the_user_s_first_one(tmp_path: Path) -> None:
+    """A allows 4 of the 8 GPUs: one job of u after the other, whether the scenario or a trace lists them."""
+    users = [{"name": "u", "account": "A"}, {"name": "u", "account": "B"}]
+    queues: dict[str, Any] = {"accounts": [{"name": "A", "gpus": 4}, {"name": "B"}], "users": users}
+    listed = case([{"name": "x", "count": 2, "gpus": 4, "duration": "1 h", "user": "u"}], queues)
+    trace = tmp_path / "trace.csv"
+    trace.write_text("job_id,arrival_s,gpus,duration_s,user\n0,0,4,3600,u\n1,0,4,3600,u\n")
+    for policy in ("multifactor", "fifo"):
+        for made in (equipoise.run(listed, policy=policy), equipoise.run(case([], queues), policy=policy, trace=trace)):
+            assert made.jobs["start_s"].tolist() == [0.0, 3600.0]
+            assert made.jobs["account"].tolist() == ["A", "A"]
+            assert any("2 jobs name a user and no account" in note for note in made.notes)
+    # Shares: u1's account has 1, u2's 9, and each job holds all GPUs; u1 has used some when the third is chosen.
+    users = [{"name": f"u{k}", "account": a} for k, a in ((1, "A"), (2, "B"))]
+    queues = {"accounts": [{"name": "A", "shares": 1}, {"name": "B", "shares": 9}], "users": users}
+    jobs = [{"name": f"j{k}", "gpus": 8, "duration": "1 h", "user": f"u{1 + k // 2}"} for k in range(4)]
+    made = equipoise.run(case(jobs, queues | {"priority": {"fairshare": 1000}}), policy="multifactor")
+    order = made.jobs["user"][np.argsort(made.jobs["start_s"])].tolist()
+    assert order == ["u1", "u2", "u2", "u1"]
 
 
 def test_what_is_not_declared_is_refused_in_one_line() -> None:
