@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equipoise.formats.slurm.hostlist import split_list
 from equipoise.formats.slurm.lines import ConfigLine, config_lines, hosts_of
-from equipoise.formats.slurm.values import NOT_GIVEN, gres_by_type, gres_gpus, whole
+from equipoise.formats.slurm.values import NOT_GIVEN, gres_by_type, gres_gpus, gres_known, whole
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.numbers import decimal, limit_s
 from equipoise.formats.text.tally import RowTally, TextChange
@@ -34,6 +34,7 @@ class ConfiguredNodes:
     weight: int
     state: str
     by_type: tuple[tuple[str, int], ...] = ()
+    gres_unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def _nodes(line: ConfigLine, values: Mapping[str, str]) -> ConfiguredNodes:
         weight=_whole(values, "weight", 1),
         state=values.get("state", "UNKNOWN"),
         by_type=gres_by_type(values.get("gres", "")),
+        gres_unread=tuple(part for part in split_list(values.get("gres", "")) if not gres_known(part)),
     )
 
 

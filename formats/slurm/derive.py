@@ -32,6 +32,8 @@ from equipoise.formats.text.numbers import MOST, decimal, duration_s, integer
 from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.times import TextTimes, to_utc
 
+_OTHER = "Elapsed is not the time from Start to End (suspended?): Elapsed is the duration"
+_ROUNDED_S = 60.0
 _PLAIN = ("cluster", "user", "account", "partition", "qos", "name", "reason")
 TIMES = ("submit", "eligible", "start", "end")
 _BLANK = frozenset(
@@ -267,7 +269,10 @@ class Derivation:
     def _elapsed(self, start_s: Floats, end_s: Floats) -> Floats:
         elapsed = self._floats("elapsed_raw", decimal)
         elapsed = np.where(np.isnan(elapsed), self._floats("elapsed", duration_s), elapsed)
-        return np.where(np.isnan(elapsed), end_s - start_s, elapsed)
+        between_s = end_s - start_s
+        self.count("changed", "End is before Start: Elapsed, where there is one, is the duration", between_s < 0)
+        self.count("changed", _OTHER, (between_s >= 0) & (np.abs(between_s - elapsed) > _ROUNDED_S))
+        return np.where(np.isnan(elapsed), between_s, elapsed)
 
 
 def _id_parts(texts: Sequence[str]) -> Ints:

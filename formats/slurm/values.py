@@ -174,6 +174,13 @@ def gres_gpus(text: str) -> tuple[int, str]:
     return _count(total), ",".join(sorted(types - {""}))
 
 
+def gres_known(text: str) -> bool:
+    """Whether one member of a GRES text is no accelerator, or has at most a type and a count."""
+    match = _GRES.fullmatch(text.split("(")[0])
+    parts = [part for part in re.split("[:=]", match[2] or "") if part != "no_consume"] if match else []
+    return len(parts) < 2 or (len(parts) == 2 and _NUMBER.fullmatch(parts[1]) is not None)
+
+
 def gres_by_type(text: str) -> tuple[tuple[str, int], ...]:
     """GPUs by type of a GRES text, see `gres_gpus`; members without a type count under ""."""
     counts: dict[str, int] = {}

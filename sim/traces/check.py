@@ -77,7 +77,7 @@ def check_trace(spec: TraceSpec, path: Path, cluster: ClusterSpec | None = None)
 
 
 def _of_trace(spec: TraceSpec, path: Path) -> Rows:
-    """Rows of the formats that are read strictly: what they leave out stands in the note."""
+    """Rows of the formats that are read strictly."""
     trace = read_spec(spec, path)
     builder = TextBuilder()
     builder.add([trace.name_of(k) for k in range(len(trace))])
@@ -89,7 +89,7 @@ def _of_trace(spec: TraceSpec, path: Path) -> Rows:
         units=trace.gpus * share,
         line=trace.line,
         columns=dict(trace.columns),
-        changes=(),
+        changes=trace.left_out,
         path=str(path),
     )
 

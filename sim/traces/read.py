@@ -40,7 +40,8 @@ def read_csv(
     columns = table.further((*COLUMNS, "model"))
     kept, dropped = left_out(
         {"equal to an earlier row": again, "zero duration": duration_s == 0, "no GPUs": gpus == 0}
-        | {reason: ~rows for reason, rows in chosen(columns, keep, clusters, table.name).items()}
+        | {reason: ~rows for reason, rows in chosen(columns, keep, clusters, table.name).items()},
+        table.line,
     )
     return make_trace(
         job_id,
@@ -54,7 +55,8 @@ def read_csv(
         keep=kept,
         limit=limit,
         time_scale=time_scale,
-        notes=[*notes, *dropped],
+        notes=notes,
+        left_out=dropped,
         source=table.file,
         line=table.line,
     )

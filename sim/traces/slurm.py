@@ -134,6 +134,7 @@ def _join_parts(rows: Rows, jobs: JobTable) -> None:
         rows.units[group[0]] = np.nansum(rows.units[group])
         rows.duration_s[group[0]] = np.fmax.reduce(rows.duration_s[group])
         joined[group[1:]] = True
+    rows.units[joined] = 0.0
     rows.drop("a component of a heterogeneous job, added to its first component", joined, "merged")
 
 

@@ -20,7 +20,7 @@ from equipoise.base.numerals import strict_float
 from equipoise.base.regular import TABLE_BYTES, RefusedError, read_unpacked
 from equipoise.formats.text.columns import TextBuilder
 from equipoise.formats.text.errors import FormatError
-from equipoise.formats.text.tally import RowTally
+from equipoise.formats.text.tally import RowTally, TextChange
 from equipoise.formats.text.textfile import TextFile
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.rows import further
@@ -157,16 +157,16 @@ def _check_width(file: TextFile, columns: int) -> None:
         raise InputError([str(error)]) from error
 
 
-def left_out(rows: Mapping[str, Bools]) -> tuple[Bools, list[str]]:
+def left_out(rows: Mapping[str, Bools], lines: Sequence[int]) -> tuple[Bools, list[TextChange]]:
     """(rows to keep, what was left out and why) from rows to drop by reason; a row counts once."""
     dropped: Any = None
-    notes = []
+    changes = []
     for reason, which in rows.items():
         new = which if dropped is None else which & ~dropped
         dropped = which if dropped is None else dropped | which
         if new.any():
-            notes.append(f"{int(new.sum())} jobs left out ({reason})")
-    return ~dropped, notes
+            changes.append(TextChange("left out", reason, int(new.sum()), lines[int(new.argmax())]))
+    return ~dropped, changes
 
 
 def _text(path: Path) -> str:

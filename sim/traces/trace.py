@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.formats.text.columns import Text
+from equipoise.formats.text.tally import TextChange
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -30,6 +31,7 @@ class Trace:
     for a rigid job. notes: what the importer changed, one line at most. line: where each job stands in its file,
     empty when it came from elsewhere. gpu_share: of each GPU, below 1 where GPUs are shared. name: the ids as the
     file writes them, none where they are the numbers of job_id. columns: what else the file says of the jobs.
+    left_out: rows of the file that are no jobs, where its reader counts them here.
     """
 
     job_id: Ints
@@ -44,6 +46,7 @@ class Trace:
     gpu_share: Floats | None = None
     name: tuple[str, ...] = ()
     columns: Mapping[str, Column] = field(default_factory=dict)
+    left_out: tuple[TextChange, ...] = ()
 
     def __len__(self) -> int:
         return len(self.job_id)
@@ -85,13 +88,14 @@ def make_trace(
     source: str = "",
     line: Sequence[int] | None = None,
     told: bool = True,
+    left_out: Sequence[TextChange] = (),
 ) -> Trace:
     """A trace from columns in any order: `keep` selects rows, a stable sort puts them in order of arrival.
 
     `limit` keeps the earliest jobs, `time_scale` multiplies arrivals. Changes become one note, which
     mentions the sort if `told`.
     """
-    changes = list(notes)
+    changes = [*notes, *(f"{change.count} jobs left out ({change.reason})" for change in left_out)]
     rows = np.arange(len(job_id)) if keep is None else np.flatnonzero(keep)
     order = rows[np.argsort(arrival_s[rows], kind="stable")]
     if told and not np.array_equal(order, rows):
@@ -115,6 +119,7 @@ def make_trace(
         gpu_share=None if gpu_share is None or (gpu_share[order] == 1).all() else gpu_share[order],
         name=() if name is None else tuple(name[k] for k in order.tolist()),
         columns={title: _taken(column, order) for title, column in (columns or {}).items()},
+        left_out=tuple(left_out),
     )
 
 

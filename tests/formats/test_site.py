@@ -352,3 +352,38 @@ def test_a_file_of_jobs_alone_says_what_to_do_with_it(tmp_path):
         import_site([path], out=tmp_path / "site.yaml")
     assert len(wrong.value.lines) == 1
     assert "give it as --trace with a file that does" in wrong.value.lines[0]
+
+
+def test_check_counts_what_is_left_out_and_loses_no_load_of_merged_components(tmp_path: Path) -> None:
+    """5 rows of a native table, 2 of them jobs; of sacct, two wrong times, and 24 GPU-hours kept in one job of 12."""
+    plain = tmp_path / "plain.csv"
+    plain.write_text("job_id,arrival_s,gpus,duration_s\n1,0,8,100\n2,0,0,100\n3,10,8,0\n4,10,8,50\n4,10,8,50\n")
+    checked = check_trace(TraceSpec(file=str(plain)), plain)
+    assert (checked.rows, checked.jobs) == (5, 2)
+    assert [(f.what, f.count, f.line) for f in checked.findings] == [
+        ("left out: no GPUs", 1, 3),
+        ("left out: zero duration", 1, 4),
+        ("left out: equal to an earlier row", 1, 6),
+    ]
+    day, form = "2024-03-01T", "JobID|User|State|Submit|Start|End|Elapsed|AllocTRES"
+    rows = [
+        f"{job}|u|COMPLETED|{day}00:00:00|{day}01:00:00|{day}{end}:00:00|{elapsed}:00:00|gres/gpu={gpus},node=1"
+        for job, end, elapsed, gpus in (("1", "00", "03", 8), ("2", "03", "01", 8), ("3+0", "03", "02", 8))
+    ]
+    table = tmp_path / "sacct.txt"
+    table.write_text("\n".join([form, *rows, rows[2].replace("3+0", "3+1").replace("=8", "=4")]) + "\n")
+    found = findings(table)
+    assert found["changed: End is before Start: Elapsed, where there is one, is the duration"].line == 2
+    told = "changed: Elapsed is not the time from Start to End (suspended?): Elapsed is the duration"
+    assert (found[told].count, found[told].line) == (1, 3)
+    assert not [what for what in found if "of rows left out or merged" in what]
+
+
+def test_what_of_slurm_conf_is_not_simulated_is_named(tmp_path: Path) -> None:
+    conf = "ClusterName=x\nNodeName=g[1-2] Gres=gpu:8 CPUs=64\nNodeName=g2 Gres=gpu:4 CPUs=64\n"
+    conf += "NodeName=g3 Gres=gpu:x:y:z,gpu:a100:no_consume:2 CPUs=64\nPartitionName=a Nodes=ALL State=DOWN\n"
+    (tmp_path / "slurm.conf").write_text(conf)
+    aside = import_site([tmp_path / "slurm.conf"], out=tmp_path / "o.yaml").partition("# Not part")[2]
+    assert "# Nodes defined twice: the first applies:\n#   g2\n" in aside
+    assert "# Gres not understood, taken as one GPU:\n#   g3: gpu:x:y:z\n" in aside
+    assert "#   a: taken as up, although State is DOWN" in aside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,6 +36,10 @@ _NOT_UP = ("DOWN", "DRAIN", "FAIL", "MAINT", "UNKNOWN", "NOT_RESPONDING", "RESER
 def add_config(site: Site, config: SlurmConfig) -> None:
     """Add nodes, partitions, priorities and backfill; other settings become comments."""
     site.name = config.cluster or site.name
+    lines_of = Counter(name for line in config.nodes for name in line.names)
+    site.add_aside("Nodes defined twice: the first applies", *(name for name, lines in lines_of.items() if lines > 1))
+    unread = [f"{span(line.names)}: {part}" for line in config.nodes for part in line.gres_unread]
+    site.add_aside("Gres not understood, taken as one GPU", *unread)
     for line in config.nodes:
         if line.state.upper().startswith("FUTURE"):
             site.add_aside("Nodes that are not there yet", f"{span(line.names)}: State={line.state}")
@@ -63,6 +68,7 @@ def add_config(site: Site, config: SlurmConfig) -> None:
 def partition_line(partition: SlurmPartition) -> str:
     """A comment on the settings of a partition without a counterpart."""
     told = {
+        "taken as up, although State is": "" if partition.state.upper() == "UP" else partition.state,
         "longest": _hours(partition.max_time_s),
         "default time": _hours(partition.default_time_s),
         "preemption": "" if partition.preempt_mode.upper() == "OFF" else partition.preempt_mode,
