@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,7 +23,6 @@ from equipoise.formats.kueue.objects import (
 )
 from equipoise.formats.kueue.trees import TIER, hyper_node, tree_queue
 from equipoise.formats.kueue.values import Thing, gpus_of, pod_requests
-from equipoise.formats.text.errors import shown
 from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.formats.text.yamlfile import load_documents
@@ -33,8 +31,8 @@ _QUEUE_LABELS = ("kueue.x-k8s.io/queue-name", "kai.scheduler/queue", "volcano.sh
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _TOPOLOGY = "kueue.x-k8s.io/podset-"
 _SLICES, _SLICE_SIZE = f"{_TOPOLOGY}slice-required-topology", f"{_TOPOLOGY}slice-size"
+_ENDED = ("Complete", "Completed", "Succeeded", "Failed", "Aborted", "Terminated")
 _MODES = ("required", "preferred", "unconstrained")
-_UNSET: tuple[Any, ...] = (None, "", "None", "Never", {}, [])
 
 
 def read_kueue(source: str | Path | bytes, *, name: str = "") -> KueueObjects:
@@ -103,15 +101,8 @@ def _cluster_queue(thing: Thing) -> ClusterQueue:
         borrow_within_cohort=preemption.get("borrowWithinCohort", "policy").text("Never"),
         borrow_within_most=_whole(preemption.get("borrowWithinCohort", "maxPriorityThreshold")),
         weight=_weight(spec),
-        rest=_rest(spec, "cohort cohortName queueingStrategy resourceGroups preemption fairSharing"),
+        rest=spec.rest("cohort cohortName queueingStrategy resourceGroups preemption fairSharing"),
     )
-
-
-def _rest(spec: Thing, known: str) -> tuple[str, ...]:
-    """Further settings, one `key: value` per line."""
-    found = spec.value if isinstance(spec.value, dict) else {}
-    said = {key: value for key, value in found.items() if key not in known.split()}
-    return tuple(f"{key} {shown(json.dumps(v, default=str))}" for key, v in said.items() if v not in _UNSET)
 
 
 def _quotas(spec: Thing) -> tuple[KueueQuota, ...]:
@@ -119,9 +110,9 @@ def _quotas(spec: Thing) -> tuple[KueueQuota, ...]:
         KueueQuota(
             flavor=flavor.get("name").text(),
             resource=resource.get("name").text(),
-            nominal=resource.get("nominalQuota").quantity(0.0) or 0.0,
-            borrowing_limit=resource.get("borrowingLimit").quantity(),
-            lending_limit=resource.get("lendingLimit").quantity(),
+            nominal=resource.get("nominalQuota").amount(0.0) or 0.0,
+            borrowing_limit=resource.get("borrowingLimit").amount(),
+            lending_limit=resource.get("lendingLimit").amount(),
         )
         for group in spec.get("resourceGroups").members()
         for flavor in group.get("flavors").members()
@@ -130,27 +121,27 @@ def _quotas(spec: Thing) -> tuple[KueueQuota, ...]:
 
 
 def _weight(spec: Thing) -> float:
-    weight = spec.get("fairSharing", "weight").quantity(1.0)
+    weight = spec.get("fairSharing", "weight").amount(1.0)
     return 1.0 if weight is None else weight
 
 
 def _local_queue(thing: Thing) -> LocalQueue:
     spec = thing.get("spec")
     namespace = thing.get("metadata", "namespace").text("default")
-    return LocalQueue(namespace, _name(thing), spec.get("clusterQueue").text(), _rest(spec, "clusterQueue"))
+    return LocalQueue(namespace, _name(thing), spec.get("clusterQueue").text(), spec.rest("clusterQueue"))
 
 
 def _cohort(thing: Thing) -> KueueCohort:
     spec = thing.get("spec")
     parent = spec.get("parentName").text() or spec.get("parent").text()
-    rest = _rest(spec, "parent parentName resourceGroups fairSharing")
+    rest = spec.rest("parent parentName resourceGroups fairSharing")
     return KueueCohort(_name(thing), parent, _quotas(spec), _weight(spec), rest)
 
 
 def _flavor(thing: Thing) -> ResourceFlavor:
     spec = thing.get("spec")
     labels, topology = spec.get("nodeLabels").texts(), spec.get("topologyName").text()
-    return ResourceFlavor(_name(thing), labels, topology, _rest(spec, "nodeLabels topologyName"))
+    return ResourceFlavor(_name(thing), labels, topology, spec.rest("nodeLabels topologyName"))
 
 
 def _topology(thing: Thing) -> KubeTopology:
@@ -251,9 +242,19 @@ def _job(thing: Thing) -> KueueWorkload:
         priority_class=labels.get(_PRIORITY_LABEL, "") or thing.get("spec", "priorityClassName").text(),
         pod_sets=tuple(replace(pods, **placed) for pods in _pod_sets(thing)),
         created_s=thing.get("metadata", "creationTimestamp").time_s(),
-        admitted_s=status.get("startTime").time_s(),
-        finished_s=status.get("completionTime").time_s(),
+        admitted_s=_told_s(status, "startTime", "Running"),
+        finished_s=_told_s(status, "completionTime", *_ENDED),
     )
+
+
+def _told_s(status: Thing, key: str, *words: str) -> float:
+    """A time of a job's status; without it that of the last condition of one of these kinds that holds."""
+    times_s = [status.get(key).time_s()]
+    for condition in status.get("conditions").members() if math.isnan(times_s[0]) else ():
+        kind, holds = condition.get("type").text(), condition.get("status").text()
+        if holds in words or (kind in words and holds in ("True", "true")):  # Volcano has its kinds in `status`
+            times_s.append(condition.get("lastTransitionTime").time_s())
+    return times_s[-1]
 
 
 def _whole_placement(thing: Thing, named: Mapping[str, str]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from equipoise.formats.kueue.objects import (
 from equipoise.formats.kueue.values import Thing
 from equipoise.formats.text.errors import shown
 
-GPU, TOP, TIER = "nvidia.com/gpu", "all-queues", "HyperNode of tier "
+GPU, TREES, TOP, TIER = "nvidia.com/gpu", "gpus", "all-queues", "HyperNode of tier "
+_OTHERS = ("cpu", "memory")
 
 
 def tree_queue(thing: Thing, name: str) -> TreeQueue:
@@ -35,19 +36,29 @@ def tree_queue(thing: Thing, name: str) -> TreeQueue:
         quota, most = gpu.get("quota").quantity(0.0) or 0.0, gpu.get("limit").quantity(-1.0) or 0.0
         weight = gpu.get("overQuotaWeight").quantity(1.0) or 0.0
         parent = spec.get("parentQueue").text()
-        return TreeQueue(name, parent, None if quota < 0 else quota, None if most < 0 else most, 0.0, weight)
+        rest = (*spec.rest("parentQueue resources displayName"), *_resources(spec.get("resources")))
+        return TreeQueue(name, parent, None if quota < 0 else quota, None if most < 0 else most, 0.0, weight, rest)
     deserved, limit, kept = (
         _gpus(spec.get(*keys)) for keys in (("deserved",), ("capability",), ("guarantee", "resource"))
     )
     rest = () if spec.get("reclaimable").text("true") == "true" else ("reclaimable false",)
+    rest += spec.rest("parent deserved capability guarantee weight reclaimable")
+    state = thing.get("status", "state").text("Open")
+    rest += () if state == "Open" else (f"status.state {shown(state)}: taken as open",)
     weight = float(spec.get("weight").whole(1))
     return TreeQueue(name, spec.get("parent").text(), deserved, limit, kept or 0.0, weight, rest)
+
+
+def _resources(resources: Thing) -> tuple[str, ...]:
+    """Quotas and limits of a KAI queue for other resources than GPUs; -1 is none."""
+    told = ((name, key, resources.get(name, key).quantity(-1.0)) for name in _OTHERS for key in ("quota", "limit"))
+    return tuple(f"{name} {key} {amount:g}" for name, key, amount in told if amount is not None and amount >= 0)
 
 
 def _gpus(amounts: Thing) -> float | None:
     """GPUs of a list of resources, None where it has none."""
     known = [str(name) for name in amounts.value or () if is_accelerator(str(name))]
-    return math.fsum(amounts.get(name).quantity(0.0) or 0.0 for name in known) if known else None
+    return math.fsum(amounts.get(name).amount(0.0) or 0.0 for name in known) if known else None
 
 
 def hyper_node(thing: Thing, name: str) -> HyperNode:
@@ -85,6 +96,7 @@ def _with_queues(found: KueueObjects) -> KueueObjects:
         own = _quota(max(0.0, left) if math.isfinite(left) else 0.0, gpus, parent)
         above = "" if parent is None else parent.parent if parent.parent in queues else TOP
         weight, rest = (1.0, ()) if parent is None else (parent.weight or 1.0, parent.rest)
+        rest += (f"guarantee of {parent.kept:g} GPUs to the queues below it",) if parent and parent.kept else ()
         cohorts.append(KueueCohort(name or TOP, above, own, weight, rest))
         for queue, amount in deserved:
             if queue.name in below:
@@ -111,7 +123,7 @@ def _deserved(queue: TreeQueue, gpus: float, siblings: Sequence[TreeQueue]) -> f
 def _quota(own: float, deserved: float, queue: TreeQueue | None) -> tuple[KueueQuota, ...]:
     borrow = None if queue is None or queue.limit is None else max(0.0, queue.limit - deserved)
     lend = max(0.0, own - queue.kept) if queue is not None and queue.kept else None
-    return (KueueQuota("gpus", GPU, own, borrow, lend),)
+    return (KueueQuota(TREES, GPU, own, borrow, lend),)
 
 
 def _with_switches(found: KueueObjects) -> KueueObjects:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ _SUFFIX = {
     "Pi": 2.0**50,
     "Ei": 2.0**60,
 }
+
+
+_UNSET: tuple[Any, ...] = (None, "", "None", "Never", {}, [])
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,19 @@ class Thing:
         if type(self.value) is not int or abs(self.value) > 2**53:
             raise self.fail(f"{shown(str(self.value))} where a whole number is needed")
         return self.value
+
+    def amount(self, default: float | None = None) -> float | None:
+        """A quantity of 0 or above. Raises FormatError for another value."""
+        number = self.quantity(default)
+        if number is not None and number < 0:
+            raise self.fail(f"{shown(str(self.value))} is below 0")
+        return number
+
+    def rest(self, known: str) -> tuple[str, ...]:
+        """Further settings of a mapping, one `key: value` each; known: keys that are read."""
+        found = self.value if isinstance(self.value, dict) else {}
+        said = {key: value for key, value in found.items() if key not in known.split() and value not in _UNSET}
+        return tuple(f"{key} {shown(json.dumps(value, default=str))}" for key, value in said.items())
 
     def quantity(self, default: float | None = None) -> float | None:
         """A quantity such as `100m`, `36Gi`, 8. Raises FormatError for another value."""

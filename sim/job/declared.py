@@ -118,7 +118,9 @@ class Declared:
         user, account, partition, qos, queue, tres, pin = claim
         if not partition:
             partition = next((p.name for p in self.spec.partitions if p.default), "")
-        return user, account, partition, qos, self.queue_of.get(queue, queue), tres, pin
+        local = f"{account}/{queue}"  # of its namespace, where several have a queue of this name
+        queue = self.queue_of.get(local, self.queue_of.get(queue, queue))
+        return user, account, partition, qos, queue, tres, pin
 
     def build(self, claims: Sequence[Claim], restricts: bool) -> Queues:
         """Build the codes of all declarations for these claims."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import equipoise
 from equipoise.cli import main
 from equipoise.formats.kueue.objects import (
@@ -144,8 +146,8 @@ def test_flavors_are_accelerators_by_their_product_else_by_their_nodes() -> None
     expected = {"product": "l40s", "nodes": "a10", "mixed": "", "t4": "", "unknown": "generic"}
     assert _kinds(two, found) == expected
     one = Site(nodes=[SiteNodes(("a",), 8, "a10"), SiteNodes(("d",), 0, "t4")])
-    assert _kinds(one, found) == expected | {"nodes": ""}
-    assert _kinds(Site(nodes=[SiteNodes(("d",), 0, "t4")]), found) == expected | {"nodes": ""}
+    assert _kinds(one, found) == expected
+    assert _kinds(Site(nodes=[SiteNodes(("d",), 0, "t4")]), found) == expected
     bare = KueueObjects(
         flavors=(ResourceFlavor("f", {"pool": "p"}, ""),),
         nodes=(node("e", 2, pool="p"), node("f", 2, pool="p", NVIDIA="t4")),
@@ -266,3 +268,96 @@ def test_queues_of_kai_and_jobs_in_them(tmp_path: Path) -> None:
     result = equipoise.run(case)
     assert result.jobs["queue"][0] == "team-1"
     assert result.jobs["completion_s"][0] == 2 * 3600.0
+
+
+FLAWED = """
+apiVersion: v1
+kind: List
+items:
+- {kind: ResourceFlavor, metadata: {name: a}, spec: {nodeLabels: {nvidia.com/gpu.product: A100-SXM4-80GB}}}
+- {kind: ResourceFlavor, metadata: {name: h}, spec: {nodeLabels: {pool: h}}}
+- kind: ClusterQueue
+  metadata: {name: one}
+  spec:
+    resourceGroups:
+    - flavors:
+      - {name: a, resources: [{name: nvidia.com/gpu, nominalQuota: 8, borrowingLimit: 4}]}
+      - {name: h, resources: [{name: nvidia.com/gpu, nominalQuota: 8}]}
+      - {name: ghost, resources: [{name: nvidia.com/gpu, nominalQuota: 8}]}
+- kind: ClusterQueue
+  metadata: {name: two}
+  spec: {resourceGroups: [{flavors: [{name: a, resources: [{name: nvidia.com/gpu, nominalQuota: 4}]}]}]}
+- {kind: LocalQueue, metadata: {namespace: x, name: door}, spec: {clusterQueue: one}}
+- {kind: LocalQueue, metadata: {namespace: y, name: door}, spec: {clusterQueue: two}}
+- kind: Node
+  metadata: {name: n0, labels: {nvidia.com/gpu.product: A100-SXM4-80GB}}
+  status: {allocatable: {nvidia.com/gpu: 8}}
+- kind: Node
+  metadata: {name: n1, labels: {pool: h, nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}
+  spec: {unschedulable: true}
+  status: {allocatable: {nvidia.com/gpu: 8}}
+"""
+VOLCANO_JOB = """
+- kind: Job
+  apiVersion: batch.volcano.sh/v1alpha1
+  metadata: {name: w, namespace: NAMESPACE, creationTimestamp: "2024-03-01T10:00:00Z"}
+  spec:
+    queue: door
+    tasks: [{name: t, replicas: 2, template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: 4}}}]}}}]
+  status:
+    state: {phase: Completed, lastTransitionTime: "2024-03-01T12:00:00Z"}
+    conditions:
+    - {status: Running, lastTransitionTime: "2024-03-01T10:30:00Z"}
+    - {status: Completed, lastTransitionTime: "2024-03-01T12:00:00Z"}
+"""
+
+
+def test_queues_of_a_namespace_and_flavors_that_have_no_nodes(tmp_path: Path) -> None:
+    """Both namespaces call their queue `door`. Flavor h has a cordoned node only, `ghost` is defined nowhere."""
+    site, jobs, lab = (str(tmp_path / name) for name in ("site.yaml", "jobs.yaml", "lab.yaml"))
+    Path(site).write_text(FLAWED)
+    Path(jobs).write_text(
+        "apiVersion: v1\nkind: List\nitems:" + "".join(VOLCANO_JOB.replace("NAMESPACE", name) for name in ("x", "y"))
+    )
+    assert main(["import", site, "--trace", jobs, "--out", lab]) == 0
+    case = equipoise.load(lab)
+    queues = {q.name: (q.gpus, q.borrow, q.names) for q in case.queues.queues}
+    assert queues == {"one": ({"a": 8}, {"a": 4}, ("x/door",)), "two": ({"a": 4}, None, ("y/door",))}
+    aside = Path(lab).read_text().partition("# Not part")[2]
+    assert "their quotas are left out:\n#   one: ghost\n" in aside
+    assert "their quotas are left out:\n#   h\n" in aside
+    result = equipoise.run(case)
+    assert list(result.jobs["account"]) == ["x"]  # that of y, of 8 GPUs, never fits into the quota of `two`
+    assert list(result.jobs["completion_s"]) == [1.5 * 3600.0]
+
+
+def test_a_quota_below_0_is_told_by_its_field_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, lab = tmp_path / "bad.yaml", tmp_path / "lab.yaml"
+    path.write_text(FLAWED.replace("nominalQuota: 8, b", "nominalQuota: -8, b"))
+    assert main(["import", str(path), "--out", str(lab)]) == 2
+    field = "spec.resourceGroups[0].flavors[0].resources[0].nominalQuota"
+    assert capsys.readouterr().err.splitlines() == [f"{path}: ClusterQueue one: {field}: '-8' is below 0"]
+    assert not lab.exists()
+
+
+def test_what_volcano_and_kai_say_of_queues_beside_is_named(tmp_path: Path) -> None:
+    volcano, kai = "scheduling.volcano.sh/v1beta1", "scheduling.run.ai/v2"
+    closed = tree("Queue", "leaf", volcano, parent="top", weight=1) | {"status": {"state": "Closed"}}
+    more = {"priority": 7, "preemptMinRuntime": "4h", "reclaimMinRuntime": "1h"}
+    things = [
+        tree("Queue", "top", volcano, priority=5, guarantee={"resource": {"nvidia.com/gpu": 4}}),
+        closed,
+        tree("Queue", "team", kai, resources={"gpu": {"quota": 8}, "cpu": {"quota": -1, "limit": 500}}, **more),
+        *NODES,
+    ]
+    site = Site()
+    add_kueue(site, read_kueue(json.dumps(things).encode()), "GPUs")
+    assert site.aside["More on local queues and cohorts"] == [
+        "top: priority '5', guarantee of 4 GPUs to the queues below it"
+    ]
+    assert site.aside["More on cluster queues"] == [
+        "team: priority '7', preemptMinRuntime '\"4h\"', reclaimMinRuntime '\"1h\"', cpu limit 500",
+        "leaf: status.state 'Closed': taken as open",
+    ]

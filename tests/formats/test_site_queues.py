@@ -201,7 +201,7 @@ def test_queues_cohorts_and_flavors_of_kueue(tmp_path: Path) -> None:
     assert [cohort.name for cohort in scenario.queues.cohorts] == ["all"]
     (queue,) = scenario.queues.queues
     assert queue.gpus == {"spot+reserved": 24, "new": 8}
-    assert (queue.borrow, queue.lend) == ({"new": 0}, {"spot+reserved": 4})
+    assert (queue.borrow, queue.lend) == ({"new": 0}, {"spot+reserved": 20})  # spot has no limit: its 16, and 4
     assert (queue.reclaim, queue.within, queue.weight, queue.names) == ("any", "lower-priority", 2.0, ("door",))
     assert (queue.borrow_within, queue.borrow_within_most) == ("lower-priority", 100.0)
     assert scenario.queues.flavors == {"spot+reserved": ("a100_sxm_80gb",), "new": ("h100_sxm",)}

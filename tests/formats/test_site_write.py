@@ -40,7 +40,7 @@ def test_partitions_hold_groups_and_those_without_nodes_are_told() -> None:
     assert "\nqueues:\n  partitions:\n    - {name: p, qos: q, nodes: [a]}\n" in text
     assert site.aside == {
         "Partitions without nodes of the scenario": ["none"],
-        "Flavors of GPUs that no node has, taken as any GPU": ["f"],
+        "Flavors of GPUs that no node has or that are unknown: their quotas are left out": ["f"],
         "QOS of partitions, taken without limits (`sacctmgr show qos -P` lists them)": ["q"],
     }
     assert "queues:" not in scenario_text(Site(nodes=[SiteNodes(("a",), 2)]), ["f"], {})

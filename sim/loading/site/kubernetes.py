@@ -44,16 +44,18 @@ def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
 def _kinds(site: Site, found: KueueObjects) -> dict[str, str]:
     """The accelerator of each flavor by its product label, else by its nodes; "" where unknown."""
     kinds = {group.gpu_type for group in site.nodes if group.gpus}
+    kinds |= {_product_of(node.labels) for node in found.nodes if node.gpus and node.cordoned}
+    apart = len(kinds) > 1 or any(_product_of(flavor.node_labels) for flavor in found.flavors)
     told = {}
     for flavor in found.flavors:
         named = any(key in flavor.node_labels for key in _PRODUCT) or not found.nodes
         product = _product(flavor) if named else ""
         mine = {
-            next((node.labels[key] for key in _PRODUCT if key in node.labels), "")
+            _product_of(node.labels)
             for node in found.nodes
             if node.gpus and flavor.node_labels.items() <= node.labels.items()
         }
-        product = product or (mine.pop() if len(mine) == 1 and len(kinds) > 1 else "")
+        product = product or (mine.pop() if len(mine) == 1 and apart else "")
         accelerator = accelerator_of(product)[0] if product else ""
         known = found.nodes or accelerator != "generic"  # without nodes, an unknown name tells nothing apart
         told[flavor.name] = accelerator if known else ""
@@ -69,7 +71,7 @@ def _add_nodes(site: Site, found: KueueObjects) -> None:
     up = [node for node in found.nodes if not node.cordoned]
     site.add_aside("Cordoned nodes, left out", *(node.name for node in found.nodes if node.cordoned))
     for node in up:
-        kind = next((node.labels[key] for key in _PRODUCT if key in node.labels), "")
+        kind = _product_of(node.labels)
         cores, memory = int(node.allocatable.get("cpu", 0.0)), node.allocatable.get("memory", 0.0)
         equal.setdefault((int(node.gpus), kind, cores, memory), []).append(node.name)
     for (gpus, kind, cores, memory), names in equal.items():
@@ -112,5 +114,8 @@ def _add_quotas(site: Site, found: KueueObjects, unit: str) -> None:
 
 
 def _product(flavor: ResourceFlavor | None) -> str:
-    labels = flavor.node_labels if flavor else {}
-    return next((labels[key] for key in _PRODUCT if key in labels), flavor.name if flavor else "")
+    return (_product_of(flavor.node_labels) or flavor.name) if flavor else ""
+
+
+def _product_of(labels: Mapping[str, str]) -> str:
+    return next((labels[key] for key in _PRODUCT if key in labels), "")

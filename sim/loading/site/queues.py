@@ -10,6 +10,7 @@ from equipoise.base.numerals import is_index
 from equipoise.formats.accelerators import gres_name, is_accelerator
 from equipoise.formats.kueue.generator import GeneratedLevel, GeneratedTest, GeneratedWork
 from equipoise.formats.kueue.objects import ClusterQueue, KueueObjects, KueueQuota
+from equipoise.formats.kueue.trees import TREES
 from equipoise.formats.slurm.accounts import Accounts
 from equipoise.formats.slurm.config import SlurmConfig, SlurmPartition
 from equipoise.formats.slurm.hardware import SlurmQos
@@ -266,9 +267,9 @@ def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, s
     flavor_of = {flavor: title for title in names for flavor in title.split("+")}
     doors: dict[str, list[str]] = {}
     for local in found.local_queues:
-        doors.setdefault(local.cluster_queue, []).append(local.name)
-    double = {name for own in doors.values() for name in own if sum(name in other for other in doors.values()) > 1}
-    site.add_aside("Local queues of one name in several namespaces: jobs name the cluster queue", *sorted(double))
+        several = len({x.cluster_queue for x in found.local_queues if x.name == local.name}) > 1
+        name = f"{local.namespace}/{local.name}" if several else local.name  # a job's account is its namespace
+        doors.setdefault(local.cluster_queue, []).append(name)
     more = [(x.name, x.rest) for x in found.local_queues] + [(x.name, x.rest) for x in found.cohorts]
     site.add_aside("More on local queues and cohorts", *(f"{n}: {', '.join(rest)}" for n, rest in more if rest))
     for cohort in found.cohorts:
@@ -280,12 +281,17 @@ def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, s
             **_quotas(cohort.quotas, unit, flavor_of),
             weight=None if cohort.weight == 1.0 else cohort.weight,
         )
+    own = {*flavor_of, TREES}
+    strange = [f"{q.name}: {x.flavor}" for q in found.cluster_queues for x in q.quotas if x.flavor not in own]
+    done = "their quotas are left out" if flavor_of else "taken as any GPU"
+    heading = f"Flavors that no object here defines (Kueue holds such a queue back): {done}"
+    site.add_aside(heading, *dict.fromkeys(strange))
     known = {cohort.name for cohort in found.cohorts}
     named = [*(c.parent for c in found.cohorts), *(q.cohort for q in found.cluster_queues)]
     for name in dict.fromkeys(name for name in named if name and name not in known):
         tell(site, "cohorts", name=name)
     for queue in found.cluster_queues:
-        _add_queue(site, queue, unit, flavor_of, [name for name in doors.get(queue.name, ()) if name not in double])
+        _add_queue(site, queue, unit, flavor_of, list(dict.fromkeys(doors.get(queue.name, ()))))
 
 
 def _merged(site: Site, found: KueueObjects, kinds: Mapping[str, str]) -> dict[str, str]:
@@ -303,14 +309,18 @@ def _merged(site: Site, found: KueueObjects, kinds: Mapping[str, str]) -> dict[s
 def _quotas(quotas: Iterable[KueueQuota], unit: str, flavor_of: Mapping[str, str]) -> dict[str, Any]:
     """`gpus`, `borrow` and `lend`: one number where there is one flavor for everything."""
     found: dict[str, dict[str, float]] = {"gpus": {}, "borrow": {}, "lend": {}}
+    limited: set[str] = set()  # of merged flavors, one without a limit lends all it has, and may borrow without limit
     for quota in quotas:
         if not counts(quota.resource, unit):
             continue
         flavor = flavor_of.get(quota.flavor, quota.flavor)
-        parts = (("gpus", quota.nominal), ("borrow", quota.borrowing_limit), ("lend", quota.lending_limit))
-        for key, amount in parts:
-            if amount is not None:
-                found[key][flavor] = found[key].get(flavor, 0.0) + amount
+        borrow = math.inf if quota.borrowing_limit is None else quota.borrowing_limit
+        lend = quota.nominal if quota.lending_limit is None else quota.lending_limit
+        limited |= set() if quota.lending_limit is None else {flavor}
+        for key, amount in (("gpus", quota.nominal), ("borrow", borrow), ("lend", lend)):
+            found[key][flavor] = found[key].get(flavor, 0.0) + amount
+    found["borrow"] = {name: amount for name, amount in found["borrow"].items() if math.isfinite(amount)}
+    found["lend"] = {name: amount for name, amount in found["lend"].items() if name in limited}
     one = len(set(flavor_of.values())) <= 1
     return {
         key: _plain(next(iter(values.values()))) if one and values else {k: _plain(v) for k, v in values.items()}

@@ -59,16 +59,12 @@ def _flow(value: Any) -> str:
 
 def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
     """The section `queues`: single values on one line, lists with one entry per line."""
-    told = (
+    told: Mapping[str, Any] = (
         {**site.queues, "partitions": list(_partitions(site, labels))} if "partitions" in site.queues else site.queues
     )
     if words := _gpu_types(site, labels):
         told = {**told, "gpu_types": words}
-    kinds = {accelerator_of(group.gpu_type)[0] for group in site.nodes}
-    absent = [name for name, own in told.get("flavors", {}).items() if not kinds.intersection(own)]
-    if absent:
-        told = {**told, "flavors": {name: own for name, own in told["flavors"].items() if name not in absent}}
-        site.add_aside("Flavors of GPUs that no node has, taken as any GPU", *absent)
+    told = _flavors(site, told, sorted({accelerator_of(group.gpu_type)[0] for group in site.nodes}))
     known = {entry["name"] for entry in told.get("qos", ())}
     strange = {p["qos"]: {"name": p["qos"]} for p in told.get("partitions", ()) if p.get("qos", "") not in {"", *known}}
     if strange:
@@ -86,6 +82,26 @@ def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
             yield f"  {key}: {_flow(value)}"
     if told:
         yield "  too_large: leave-out  # jobs that can never start under a limit are counted, not run"
+
+
+def _flavors(site: Site, told: Mapping[str, Any], kinds: Sequence[str]) -> Mapping[str, Any]:
+    """Without flavors of GPUs that no node has or that are unknown, and without their quotas."""
+    flavors = told.get("flavors", {})
+    made = {name: own for name, own in flavors.items() if set(kinds).intersection(own)}
+    absent = dict.fromkeys(name for name in flavors if name not in made)
+    parts: dict[str, list[Any]] = {}
+    for section in ("cohorts", "queues"):
+        for entry in told.get(section, ()):
+            full = dict(entry)
+            for key in ("gpus", "borrow", "lend"):
+                if isinstance(quotas := entry.get(key), dict):
+                    absent |= dict.fromkeys(name for name in quotas if name not in made)
+                    left = {name: amount for name, amount in quotas.items() if name in made}
+                    full[key] = left or (0 if key == "gpus" else None)
+            parts.setdefault(section, []).append({key: value for key, value in full.items() if value is not None})
+    several = "that no node has or that are unknown: their quotas are left out"
+    site.add_aside(f"Flavors of GPUs {several if len(flavors) > 1 else 'that no node has, taken as any GPU'}", *absent)
+    return {**told, **parts} | ({"flavors": made} if flavors else {})
 
 
 def _gpu_types(site: Site, labels: Sequence[str]) -> dict[str, list[str]]:
