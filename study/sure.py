@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from equipoise.sim.cost.certainty import how_sure
@@ -127,15 +127,43 @@ def note_of(sure: StepCertainty | None, policy: str, row: Mapping[str, float]) -
     return f"{text} ({sure.rests_on})" if found else ""
 
 
-def ratio_line(one: tuple[str, Scenario, float], other: tuple[str, Scenario, float], metric: str) -> str:
+Plan = tuple[str, Scenario, float]
+"""Name, scenario and result of a plan."""
+
+
+def _over(one: Plan, other: Plan) -> tuple[Spread, float] | None:
+    """Spread and figure of the ratio of the second result to the first; None unless both rest on predicted steps."""
+    a, b = certainty_of_times(one[1]), certainty_of_times(other[1])
+    return None if a is None or b is None or not (one[2] > 0 and other[2] > 0) else (ratio_of(a, b), other[2] / one[2])
+
+
+def _is_open(spread: Spread, ratio: float) -> bool:
+    """Whether the 90 % interval of a ratio contains 1."""
+    low, high = spread.interval()
+    return ratio * low <= 1.0 <= ratio * high
+
+
+def rival(first: Plan, others: Iterable[Plan]) -> str:
+    """That it is not decided whether a plan has the least of a result, and which is likelier; "" where it is."""
+    found = [
+        (1.0 - over[0].chance_below(1.0 / over[1]), other[0], over) for other in others if (over := _over(first, other))
+    ]
+    less, name, over = min(found, default=(1.0, "", None), key=lambda f: f[0])
+    if over is None or (less >= 0.5 and not _is_open(*over)):
+        return ""
+    if less >= 0.5:
+        return f"not decided: {first[0]} is likelier than {name}, with {100 * less:.0f} %"
+    return f"{'not decided: ' if _is_open(*over) else ''}{name} is likelier, with {100 * (1.0 - less):.0f} %"
+
+
+def ratio_line(one: Plan, other: Plan, metric: str) -> str:
     """How two plans' results compare, and how sure that is; "" unless both rest on predicted steps.
 
-    one, other: name, scenario and result. What both predictions are off by cancels in the ratio.
+    What both predictions are off by cancels in the ratio.
     """
-    a, b = certainty_of_times(one[1]), certainty_of_times(other[1])
-    if a is None or b is None or not (one[2] > 0.0 and other[2] > 0.0):
+    if (over := _over(one, other)) is None:
         return ""
-    spread, ratio = ratio_of(a, b), other[2] / one[2]
+    spread, ratio = over
     low, high = spread.interval()
     less = 1.0 - spread.chance_below(1.0 / ratio)  # chance that the first has less
     first, sure = (one[0], less) if less >= 0.5 else (other[0], 1.0 - less)
@@ -144,6 +172,6 @@ def ratio_line(one: tuple[str, Scenario, float], other: tuple[str, Scenario, flo
     of = f"{LABELS[metric].strip()} of {other[0]} over {one[0]}: x{digits(ratio)}"
     if digits(ratio * low) == digits(ratio * high):  # of one kind: nothing tells how much less alike they are
         return f"{of}, as steps of both are off alike"
-    if ratio * low <= 1.0 <= ratio * high:
+    if _is_open(spread, ratio):
         said = f"not decided: {said}"
     return f"{of} (90 %: {ends_}); {said}"

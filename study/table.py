@@ -128,7 +128,7 @@ def as_text(title: str, cells: Sequence[Cell], notes: Sequence[str], noise_free:
             text.append((line[0].ljust(widths[0]) + values).rstrip())
     if nothing:
         named = ", ".join(LABELS.get(metric, metric).strip() for metric in nothing)
-        text += wrap(f"0: {named}", width, subsequent_indent="   ")
+        text += wrap(f"these are 0: {named}", width, subsequent_indent="   ")
     text += ["", *(f"note: {note}" for note in notes)] if notes else []
     return "\n".join(text) + "\n"
 

@@ -109,5 +109,5 @@ def _of_kind(model: Model, accelerator: str) -> StepCertainty | None:
     else:
         ends = 1.0 / max(k.high for k in KINDS.values()), 1.0 / min(k.low for k in KINDS.values())
         few = "1 family" if kind.families == 1 else f"{kind.families} families"
-        text = f"unknown: {few} of kind {name} measured; the widest interval of all kinds"
+        text = f"no more than {few} of kind {name} measured: the widest interval of all kinds"
     return StepCertainty(Spread.between(*ends), text, model=work, group=(name, ""), gpu=accelerator)

@@ -336,7 +336,7 @@ def certainty(plan: ShardingPlan, accelerator: str, stack: str, *, measured_on: 
         rests_on = f"{len(alike)} published runs of {families} families: {kind}, {group[1]}"
     else:
         spread = widest()
-        rests_on = f"unknown: no published runs of {kind} models on {accelerator}; the widest interval of all groups"
+        rests_on = f"no published runs of {kind} models on {accelerator}: the widest interval of all groups"
     outside, nearest = tuple(_outside(plan, gpu or accelerator, stack)), _nearest(plan, kind, gpu)
     return StepCertainty(
         spread, rests_on, outside, nearest, plan.shape, group, gpu or accelerator, plan.layout, bool(measured_on)
@@ -355,7 +355,7 @@ def _by_measured_step(group: tuple[str, str], gpu: str, measured_on: str) -> tup
     pairs = _pairs(group[0], True, False) if {group, elsewhere} <= groups else ()
     text = f"a step measured on {measured_on}, not on {gpu}"
     if len(pairs) < FEWEST:
-        return widest(), f"unknown: {text}; the widest interval of all groups"
+        return widest(), f"{text}: the widest interval of all groups"
     centre, scale = _mean(group) - _mean(elsewhere), math.sqrt(math.fsum(pairs) / len(pairs))
     text += f"; {len(pairs)} families of published runs on two GPUs"
     return Spread(((1.0, centre, scale, float(len(pairs) - 1)),)), text

@@ -31,7 +31,7 @@ from equipoise.sim.llm import search as llm
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.quantities import ShardingPlan
-from equipoise.sim.llm.shape import Layout, Transformer
+from equipoise.sim.llm.shape import NARROW, Layout, Transformer
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import step_time
 from equipoise.sim.network.topology import gpu_nic_bytes_per_s, link_bytes_per_s
@@ -247,6 +247,8 @@ def plan_notes(scenario: Scenario) -> Iterator[str]:
             yield f"model {name}: steps take, for 90 % of such runs, {'; '.join(sure[name].lines())}"
         if model.transformer is not None and model.transformer.bound is not None and model.transformer.bound.why:
             yield f"model {name}: {model.transformer.bound.why}"
+        if model.precision in NARROW:
+            yield f"model {name}: MFU is of the dense 16-bit peak rate, though it computes in {model.precision}"
 
 
 def _with_models(scenario: Scenario, models: dict[str, Model]) -> Scenario:

@@ -82,12 +82,12 @@ class Fits:
     def memory_rests_on(self) -> str:
         """What the interval of the peak is, in words."""
         if not self.measured:
-            return "unknown: no peaks of this stack were measured; that of another stack"
+            return "that of another stack: no peaks of this one were measured"
         if not self.stage_measured:
-            return "unknown: no peaks of the fullest stage were measured; that of another stack"
+            return "that of another stack: no peaks of the fullest stage were measured"
         low, high = self.memory.low / self.memory.peak, self.memory.high / self.memory.peak
         if math.isclose(high, GENERAL[1][1]) or math.isclose(low, GENERAL[1][0]):
-            return "unknown: fewer than three models, or no such layouts, were measured; that of another stack"
+            return "that of another stack: fewer than three models, or no such layouts, were measured"
         return "that of families left out of the fit"
 
     @property

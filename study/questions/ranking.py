@@ -20,7 +20,7 @@ TITLES = {
     "values": "size",
     "meets": "meets",
     "chance": "chance",
-    "gpus": "GPUs",
+    "gpus": "all GPUs",
     "makespan_s": "time",
     "makespan_between": "90 %",
     "cost_usd": "cost",
@@ -30,7 +30,7 @@ TITLES = {
     "cost_between": "of cost, 90 %",
     "price_usd_per_h": "an hour",
     "committed_usd": "committed",
-    "power_w": "power",
+    "power_mean_w": "mean power",
     "carbon_kg": "CO2",
     "layout": "layout",
 }
@@ -41,7 +41,7 @@ def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dic
     """A row for each size: those that meet the targets first, by the objective. Numbers are means.
 
     Keys: TITLES, and those of the targets' results; `results`: these of each run.
-    power_w: mean of the site while it runs. Not known: NaN.
+    power_mean_w: of the site while it runs. Not known: NaN.
     """
     key = {"cost": "cost_usd", "price": "price_usd_per_h", "nodes": "gpus"}[question.objective]
     asked = [target.measure.key for target in question.targets]
@@ -67,7 +67,7 @@ def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
         "cost_usd": means["cost_usd"],
         "price_usd_per_h": means["cost_usd"] / (means["makespan_s"] / 3600.0),
         "committed_usd": means["committed_usd"],
-        "power_w": power_w,
+        "power_mean_w": power_w,
         "carbon_kg": means["carbon_kg"],
         **{key: means[key] for key in MAIN_OF_FEATURES},
         "results": {key: [result[key] for result in trial.results] for key in asked},

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from equipoise.sim.record import undone
 from equipoise.sim.scenario.units import format_scaled, format_share
 from equipoise.study.display import UNKNOWN, show
 from equipoise.study.findings import Findings, FindingsTable
@@ -13,7 +14,7 @@ from equipoise.study.questions.ranking import TITLES
 from equipoise.study.questions.targets import Target
 from equipoise.study.questions.trials import Answer, Question, Trial, named, needed
 from equipoise.study.runs.orders import policy_text
-from equipoise.study.sure import above_public, as_dict, between
+from equipoise.study.sure import above_public, as_dict, between, rival
 
 Row = Mapping[str, Any]
 _BEST = {"nodes": "fewest nodes", "price": "lowest price of an hour", "cost": "lowest cost"}
@@ -73,14 +74,21 @@ def _met(question: Question, answer: Answer, changes: Sequence[Row], doubtful: S
         many, one = best.candidate.scenario.cluster.gpus, "GPU"
     meet = f"1 {one} meets" if many == 1 else f"{many:,} {one}s meet"
     cost = "" if question.objective != "cost" else f", for {show('cost_usd', best.mean('cost_usd'))}"
+    if best.chance(targets) < 0.5:
+        meet = f"By the figures, but less likely than not, {meet}"
+    if doubt := _cheaper(question, answer, best):
+        cost += f" ({doubt})"
     yield f"{meet} {_wanted(question)}: {named(best.candidate.values)}, with {_results(best, targets)}{cost}."
     if answer.deterministic:
         sure = "Nothing in the scenario is random: all runs are the same"
     else:
         choice = f" (the best of {answer.sizes} sizes)" if answer.sizes > 1 else ""
-        share = f"with 95 % confidence at least {100 * answer.chance_at_least:.0f} % of all runs do{choice}"
-        sure = f"{best.met} of {best.runs} runs meet the targets; {share}"
-    yield f"{sure}{_chance(best, targets)}."
+        share = (
+            f"so many runs prove, with 95 % confidence, that at least {100 * answer.chance_at_least:.0f} % of all do"
+        )
+        sure = f"{best.met} of {best.runs} runs meet the targets; {share}{choice}"
+    yield f"{sure}."
+    yield from _chance(best, targets)
     if answer.spares:
         are = "1 of the nodes is a spare" if answer.spares == 1 else f"{answer.spares} of the nodes are spares"
         text = f"{are}: {best.candidate.nodes - answer.spares} would be enough without faults"
@@ -101,6 +109,15 @@ def _met(question: Question, answer: Answer, changes: Sequence[Row], doubtful: S
             yield f"The next below, {named(nearest.candidate.values)}, has {_results(nearest, targets)}."
 
 
+def _cheaper(question: Question, answer: Answer, best: Trial) -> str:
+    """That another size that meets the targets may cost less."""
+    if question.objective != "cost":
+        return ""
+    meeting = [t for t in answer.trials if t is not best and t.runs and t.met >= needed(question.confidence, t.runs)]
+    first, *others = ((named(t.candidate.values), t.candidate.scenario, t.mean("cost_usd")) for t in (best, *meeting))
+    return rival(first, others)
+
+
 def _missed(question: Question, answer: Answer) -> Iterator[str]:
     """What comes closest, and by how much it misses."""
     closest, targets = answer.closest, question.targets
@@ -112,13 +129,20 @@ def _missed(question: Question, answer: Answer) -> Iterator[str]:
         f"with {_results(closest, targets)}."
     )
     if closest.runs and not (answer.deterministic and closest.certainty is None):
-        yield f"{closest.met} of {closest.runs} runs of it meet the targets{_chance(closest, targets)}."
+        yield f"{closest.met} of {closest.runs} runs of it meet the targets."
+        yield from _chance(closest, targets)
+    if left := math.fsum(map(undone, closest.results)):
+        jobs = math.fsum(result["jobs"] for result in closest.results)
+        within = " within the horizon" if closest.candidate.scenario.horizon is not None else ""
+        cut = f"{left:,.0f} of {jobs:,.0f} jobs of its runs are not completed{within}"
+        yield f"{cut}: only a size that completes all counts."
 
 
-def _chance(found: Trial, targets: Sequence[Target]) -> str:
+def _chance(found: Trial, targets: Sequence[Target]) -> Iterator[str]:
     """The chance of the targets over the errors of predicted steps."""
-    chance = found.chance(targets)
-    return "" if math.isnan(chance) else f"; as steps are predicted, the targets are met with {100 * chance:.0f} %"
+    if not math.isnan(chance := found.chance(targets)):
+        odds = f"the targets are met with a probability of {100 * chance:.0f} %"
+        yield f"Over the usual errors of predicted steps, {odds}."
 
 
 def _results(found: Trial, targets: Sequence[Target]) -> str:
@@ -142,7 +166,9 @@ def _results(found: Trial, targets: Sequence[Target]) -> str:
 
 
 def _name(target: Target) -> str:
-    """The target's name as given on the command line."""
+    """The target's name as given on the command line; of power, which power."""
+    if target.measure.key == "power_w":
+        return "peak power"
     return target.text.partition("<" if target.at_most else ">")[0]
 
 
@@ -181,7 +207,7 @@ def _cell(key: str, value: Any, asked: Mapping[str, Target]) -> str:
         return "yes" if value else "no"
     if key == "chance":
         return "" if value is None else f"{100 * value:.0f} %"
-    if key == "power_w":
+    if key == "power_mean_w":
         return UNKNOWN if math.isnan(value) else format_scaled(value, "W")
     return show("_usd" if key == "price_usd_per_h" else key, value) if isinstance(value, float) else str(value)
 

@@ -10,7 +10,7 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.study.display import LABELS, cluster_line, show
 from equipoise.study.findings import Findings, FindingsTable
 from equipoise.study.runs.comparison import Comparison
-from equipoise.study.sure import above_public, between, certainty_of_times, ratio_line
+from equipoise.study.sure import above_public, between, certainty_of_times, ratio_line, rival
 from equipoise.study.table import COST
 
 Option = Mapping[str, Any]
@@ -64,7 +64,7 @@ def decision(
     asked += [("Prices", priced.removeprefix("money at ").partition(";")[0])] if priced else []
     return Findings(
         "Comparison of scenarios",
-        tuple(_answer(key, rows, best)),
+        tuple(_answer(scenarios, key, rows, best)),
         (FindingsTable("", table, (False, True, True, True, True, True, False)),),
         (*ratios, *(sure.lines() if sure is not None else ()), *fast),
         tuple(asked),
@@ -76,7 +76,7 @@ def _too_fast(scenario: Scenario, made: Comparison) -> str:
     return above_public(scenario, max(mfu, default=math.nan))
 
 
-def _answer(key: str, rows: Sequence[Option], best: Sequence[str]) -> Iterator[str]:
+def _answer(scenarios: Mapping[str, Scenario], key: str, rows: Sequence[Option], best: Sequence[str]) -> Iterator[str]:
     of = {row["values"]: row for row in rows}
 
     def told(name: str) -> str:
@@ -84,16 +84,36 @@ def _answer(key: str, rows: Sequence[Option], best: Sequence[str]) -> Iterator[s
         sure = f" (90 %: {text})" if (text := of[name][f"{key} 90 %"]) else ""
         return f"{LABELS[key].strip()} {show(key, of[name][key])}{sure} for {show(COST, of[name][COST])}"
 
+    def doubt(name: str, metric: str) -> str:
+        """That another option may have less."""
+        first, *others = ((n, scenarios[n], of[n][metric]) for n in sorted(of, key=lambda n: n != name))
+        return rival(first, others)
+
+    def is_best(name: str, words: str, figures: str, doubts: str) -> str:
+        if not doubts:
+            return f"{name} is the {words} of {len(of)}: {figures}."
+        return f"By its figures {name} is the {words} of {len(of)}, {figures}; {doubts}."
+
     if not best:
         fastest = min(of, key=lambda name: of[name][key], default="")
         if fastest:
-            yield f"{fastest} is the fastest of {len(of)}: {LABELS[key].strip()} {show(key, of[fastest][key])}."
+            figures = f"{LABELS[key].strip()} {show(key, of[fastest][key])}"
+            yield is_best(fastest, "fastest", figures, doubt(fastest, key))
         return
     cheapest, fastest, between_ = best[0], best[-1], best[1:-1]
+    cost, time = doubt(cheapest, COST), doubt(fastest, key)
     if cheapest == fastest:
-        yield f"{fastest} is the fastest and the cheapest of {len(of)}: {told(fastest)}."
-    else:
+        doubts = (
+            time
+            if time == cost
+            else "; ".join(f"{word}: {text}" for word, text in (("fastest", time), ("cheapest", cost)) if text)
+        )
+        yield is_best(fastest, "fastest and the cheapest", told(fastest), doubts)
+    elif not cost and not time:
         yield f"{cheapest} is the cheapest of {len(of)}: {told(cheapest)}; {fastest} the fastest: {told(fastest)}."
+    else:
+        yield is_best(cheapest, "cheapest", told(cheapest), cost)
+        yield is_best(fastest, "fastest", told(fastest), time)
     if between_:
         yield f"In between, none beaten in both: {', '.join(between_)}."
     worse = [name for name in of if name not in best]

@@ -54,5 +54,5 @@ def test_of_jobs_that_never_ran_no_ratio_is_shown(tmp_path: Path, capsys: pytest
     (tmp_path / "case.yaml").write_text(json.dumps(case() | {"horizon": "1 s"}))  # nobody is done by then
     main(["run", str(tmp_path / "case.yaml"), "-q"])
     shown = capsys.readouterr().out
-    assert "finish-time ratio" in shown
+    assert "time on GPUs" in shown
     assert "nan" not in shown

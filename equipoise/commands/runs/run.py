@@ -129,7 +129,7 @@ def _groups(made: Run) -> Iterator[FindingsTable]:
         rows = groups(made.jobs, kind)
         if len(rows) < 2:
             continue
-        head = (title, "jobs", "GPU hours", "waiting", "finish-time ratio", "worst")
+        head = (title, "jobs", "GPU hours", "waiting", "time / time on GPUs", "worst")
         lines = [
             (
                 r[kind],
@@ -195,7 +195,7 @@ def _findings(made: Run, wide: bool) -> Findings:
         made.scenario_name,
         of_run(found, made.policy_name, scenario_of_config(config)),
         (_table([head, *lines]), *_classes(made), *_others(made), *_groups(made)),
-        (*([f"0: {zeros}"] if zeros else []), f"{made.scenario_name}: {made.policy_name}, seed {made.seed}"),
+        (*([f"these are 0: {zeros}"] if zeros else []), f"{made.scenario_name}: {made.policy_name}, seed {made.seed}"),
     )
 
 

@@ -55,6 +55,8 @@ def import_(
     case, traced = load(target), f", with the jobs of {trace}" if trace else ""
     left = "one comment at its end says what" if comments == 1 else f"{comments} comments at its end say what"
     rest = f"{left} a scenario cannot express" if comments else "nothing is left out"
+    if assumed := sum("assumed" in line.partition("#")[2] for line in text.splitlines()):
+        rest += f", {assumed} {'value is' if assumed == 1 else 'values are'} assumed: see the comments"
     policy = make_policy(case.policy).name
     say(screen([f"{out} describes {cluster_line(case.cluster.model_dump())}{traced}, under {policy}; {rest}."]))
     return OK

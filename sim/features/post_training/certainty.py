@@ -112,10 +112,7 @@ def certainty_of(loop: Loop, scenario: Scenario) -> StepCertainty:
     rests_on += f"{by}; {OTHER_SOFTWARE}" if kind == "dense" else "by constants of one of them, Qwen3 30B"
     spread = _spread(kind)
     if outside:  # nothing public tells how much wider: as wide as the widest
-        spread, rests_on = (
-            _spread("experts"),
-            "unknown: no published run is like it; the interval of models with experts",
-        )
+        spread, rests_on = (_spread("experts"), "no published run is like it: the interval of models with experts")
     return StepCertainty(spread, rests_on, tuple(outside), nearest, group=(kind, "post-training"), gpu=gpu)
 
 

@@ -155,9 +155,9 @@ def test_times_and_costs_of_a_run_have_the_interval_of_its_steps(
     assert [found["mfu_ratio"] / end for end in ends["mfu_ratio"]] == pytest.approx([1.47, 0.90], rel=0.02)
     kinds = {"kind": "recommender", "flop_per_sample": "1 GFLOP", "transformer": None, "precision": "bf16"}
     other = said(capsys, "run", str(written(tmp_path, "kind", **kinds)))
-    # Two families of recommenders were measured: unknown, from 1 / 2.4 to 1 / 0.45 times, the widest of all kinds.
+    # Two families of recommenders were measured: too few, from 1 / 2.4 to 1 / 0.45 times, the widest of all kinds.
     assert other["sure"]["step_factor_interval"] == pytest.approx([1 / 2.4, 1 / 0.45])  # type: ignore[index]
-    assert "unknown" in other["sure"]["rests_on"]  # type: ignore[index]
+    assert "the widest interval of all kinds" in other["sure"]["rests_on"]  # type: ignore[index]
 
 
 def test_a_target_is_met_with_a_chance_and_a_near_ranking_is_not_decided(

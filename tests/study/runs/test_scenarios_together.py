@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -173,6 +174,39 @@ def test_scenarios_under_one_policy_are_options(tmp_path, capsys):
     assert [line.split()[0] for line in said if line.endswith("frontier")] == ["new", "old"]
     assert main(["report", str(out)]) == 0
     assert "against cost" in (out / "report.html").read_text()
+
+
+def test_a_choice_that_the_odds_contradict_is_called_undecided(tmp_path, capsys):
+    """In cost both are alike, by half of a per cent; the steps of one are known worse, and are likelier above."""
+    model = {
+        "precision": "bf16",
+        "transformer": {"config": "llama3-70b", "stack": "megatron-core/H100", "plan": "auto"},
+    }
+    for name, accelerator in (("dense", "mi300x"), ("denseB", "b200")):
+        content = {
+            "schema_version": 1,
+            "name": name,
+            "cluster": {
+                "nodes": [{"count": 32, "gpus": 8, "accelerator": accelerator, "nic": "400 Gbit/s", "nics": 8}]
+            },
+            "workload": {
+                "models": {"m": model},
+                "jobs": [{"gpus": 256, "model": "m", "steps": 100, "global_batch": 512}],
+            },
+        }
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(content))
+    assert main(["compare", *(str(tmp_path / f"{name}.yaml") for name in ("dense", "denseB")), "-q"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    odds = re.search(r"not decided: denseB has the lower cost with (\d+) %", told)
+    assert odds is not None
+    assert told.startswith("By its figures dense is the cheapest of 2,")
+    assert f"not decided: denseB is likelier, with {odds[1]} %. denseB is the fastest of 2:" in told
+    size = ["size", str(tmp_path / "dense.yaml"), "--objective", "cost", "--rank", "--wide", "--target", "power<=900kW"]
+    assert main([*size, "--vary", "cluster.nodes.0.accelerator=mi300x,b200", "-q"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"(not decided: cluster.nodes.0.accelerator=b200 is likelier, with {odds[1]} %)" in told
+    assert "with peak power" in told  # the highest, of 256 GPUs at full load; the column is the mean
+    assert "mean power" in told
 
 
 def test_without_a_policy_each_scenario_runs_under_its_own(tmp_path, capsys):
