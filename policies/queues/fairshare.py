@@ -107,18 +107,18 @@ def fair_tree(parent: Ints, share: Floats, usage: Floats) -> Floats:
 def classic(parent: Ints, share: Floats, usage: Floats) -> Floats:
     """Factor 2^(-U/S) of each row: S its part of all shares, U its effective usage.
 
-    U of a child is its own usage u plus (U of its parent - u) times its part of the siblings' shares.
+    U of a child is its own usage u plus (U of its parent - u) times its part of the siblings' shares; directly below
+    the root it is u (`usage_efctv = usage_norm` in Slurm's priority_multifactor.c).
     """
     total, children = totals(parent, usage), _children(parent)
     part, effective = np.ones(len(parent)), np.ones(len(parent))
     whole = total[0] if total[0] > 0.0 else 1.0
-    effective[0] = total[0] / whole
     for above, rows in enumerate(children):
         shares = math.fsum(share[row] for row in rows)
         for row in rows:
             mine = float(share[row]) / shares if shares > 0.0 else 0.0
             part[row] = part[above] * mine
             used = total[row] / whole
-            effective[row] = used + (effective[above] - used) * mine
+            effective[row] = used + (effective[above] - used) * mine if above else used
     safe = np.where(part > 0.0, part, 1.0)
     return np.where(part > 0.0, np.exp2(-effective / safe), 0.0)

@@ -56,8 +56,23 @@ def test_fair_tree_ties() -> None:
 
 def test_classic_on_a_worked_case() -> None:
     usage = np.array([0.0, 0.0, 0.0, 40.0, 20.0, 10.0, 30.0])
-    # S of u1: 3/4 x 1/2. U: own 0.4, of phys 0.6 + (1 - 0.6) 3/4 = 0.9; so 0.4 + (0.9 - 0.4) / 2 = 0.65.
-    assert classic(PARENT, SHARE, usage)[3] == pytest.approx(2 ** -(0.65 / 0.375))
+    # S of u1: 3/4 x 1/2. U: own 0.4, of phys, below the root, 0.6; so 0.4 + (0.6 - 0.4) / 2 = 0.5.
+    assert classic(PARENT, SHARE, usage)[3] == pytest.approx(2 ** -(0.5 / 0.375))
+
+
+def test_classic_orders_accounts_below_the_root_by_their_own_usage() -> None:
+    """U/S when the short jobs come: A 0.1 / 0.1, B 0.5 / 0.45, C 0.4 / 0.45."""
+    shares = {"A": 2, "B": 9, "C": 9}
+    queues = {
+        "accounts": [{"name": name, "shares": share} for name, share in shares.items()],
+        "users": [{"name": f"u{name}", "account": name} for name in shares],
+        "priority": {"fairshare": 100000, "half_life": "never", "algorithm": "classic"},
+    }
+    hours = {"A": 1, "B": 5, "C": 4}
+    long = [{"name": f"long{n}", "gpus": 8, "duration": f"{h} h", "user": f"u{n}"} for n, h in hours.items()]
+    short = [{"name": n, "gpus": 8, "duration": 1, "user": f"u{n}", "arrival": 35999} for n in shares]
+    found = starts(long + short, queues)
+    assert sorted(shares, key=found.__getitem__) == ["C", "A", "B"]
 
 
 @settings(max_examples=60, deadline=None)
