@@ -69,7 +69,7 @@ class AllocationStage(Stage):
     starts_only: ClassVar[bool] = False
     """It only starts waiting jobs on free GPUs: a world need not ask it when no job waits or no GPU is free."""
     honours: ClassVar[tuple[str, ...]] = ("limits", "partitions", "GPU types", "topology required")
-    """Parts of a scenario's `queues` that it respects; every policy respects these four (`policies.queues.within`)."""
+    """Parts of a scenario's `queues` that it respects, and `job priority`; every policy respects these four."""
     keeps_limits: ClassVar[bool] = False
     """It respects limits, partitions and GPU types itself, and also sees jobs that may not start now."""
 

@@ -52,7 +52,7 @@ def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
 
 def _left_aside(world: SimWorld) -> list[str]:
     """Declared settings of queues that the policy does not use; limits and placements always apply."""
-    q, stages = world.scenario.queues, world.policy.stages
+    q = world.scenario.queues
     weights = q.priority
     declared = {
         "priority": weights is not None,
@@ -65,8 +65,12 @@ def _left_aside(world: SimWorld) -> list[str]:
         "fair sharing": q.fair_sharing,
         "topology preferred": any("preferred" in (job.together or "") for job in world.scenario.workload.jobs),
     }
-    honoured = {what for s in stages if isinstance(s, AllocationStage) for what in s.honours}
-    return [what for what, there in declared.items() if there and what not in honoured]
+    return [what for what, there in declared.items() if there and what not in _honoured(world)]
+
+
+def _honoured(world: SimWorld) -> set[str]:
+    """What the policy's stages declare to apply."""
+    return {what for s in world.policy.stages if isinstance(s, AllocationStage) for what in s.honours}
 
 
 def _first_pass(config: Configuration) -> tuple[int, int]:
@@ -248,6 +252,8 @@ class Results:
             notes.append("no noise, faults or estimate error: every seed gives the same run")
         if left := _left_aside(world):
             notes.append(f"policy {world.policy.name} does not apply these settings of 'queues': {', '.join(left)}")
+        if np.ptp(world.demand.priority) > 0.0 and "job priority" not in _honoured(world):
+            notes.append(f"policy {world.policy.name} does not apply the 'priority' of jobs")
         if _input_free(world):
             notes.append(
                 "preprocessing and reads from a node's own disk are never a bottleneck: "

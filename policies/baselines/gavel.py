@@ -99,12 +99,16 @@ class Gavel(RoundBased):
     starvation: ClassVar[str] = "never: a job that has received no time comes first"
     fidelity: ClassVar[str] = "faithful for finish-time; like for makespan and throughput; not compared for max-min"
 
+    honours: ClassVar[tuple[str, ...]] = (*RoundBased.honours, "job priority")
+
     objective: str = "max-min"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective: {self.objective!r} is not one of {', '.join(OBJECTIVES)}")
+        if self.objective in ("makespan", "finish-time"):
+            object.__setattr__(self, "honours", RoundBased.honours)
 
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Solve for the shares of time if needed, and run the jobs furthest behind theirs."""

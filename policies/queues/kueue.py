@@ -67,6 +67,7 @@ class Kueue(AllocationStage):
         "queue order",
         "fair sharing",
         "partial admission",
+        "job priority",
     )
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:

@@ -113,6 +113,7 @@ class NodeAllocation(AllocationStage):
     )
     starvation: ClassVar[str] = "never: overdue jobs come first, the longest overdue before the others"
     places: ClassVar[str] = "whole gangs, on nodes by descending R_ij"
+    honours: ClassVar[tuple[str, ...]] = (*AllocationStage.honours, "job priority")
 
     mode: str = "formula"
     reserve_after_s: float = 3600.0  # a job is overdue after this...

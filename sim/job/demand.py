@@ -214,7 +214,7 @@ def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mappi
         listed,
         least,
         share,
-        _tres(demand, listed),
+        _tres(demand, listed, -(-least // max(1, int(cluster.nodes.gpus.max(initial=0))))),
         {row: size for row, size in sizes.items() if len(size) > 1},
     )
     notes = (*demand.notes, *charged, *claims.notes)
@@ -223,8 +223,8 @@ def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mappi
     return found if stay.all() else _without(found, stay)
 
 
-def _tres(demand: Demand, listed: Mapping[int, JobSpec]) -> list[tuple[float, ...]]:
-    """Request of each job of RESOURCES, 0 where not given."""
+def _tres(demand: Demand, listed: Mapping[int, JobSpec], fewest: Ints) -> list[tuple[float, ...]]:
+    """Request of each job of RESOURCES; where not given, 0, and the fewest nodes that hold its GPUs."""
     found = np.zeros((len(demand), 3))
     for k, name in enumerate(("cpus", "host_memory_bytes", "nodes")):
         column = demand.columns.get(name)
@@ -232,6 +232,7 @@ def _tres(demand: Demand, listed: Mapping[int, JobSpec]) -> list[tuple[float, ..
             found[:, k] = np.nan_to_num(column)
     for row, job in listed.items():
         found[row] = job.cpus or 0, job.host_memory or 0.0, job.nodes or 0
+    found[:, 2] = np.where(found[:, 2] > 0, found[:, 2], fewest)
     return list(map(tuple, found.tolist()))
 
 

@@ -15,7 +15,7 @@ Preempts = Literal["never", "lower-priority", "lower-or-newer-equal-priority", "
 
 
 class Tres(Section):
-    """Limits on requested cores, memory and nodes; a job without a request counts as 0."""
+    """Limits on requested cores, memory and nodes; without a request: 0, and the fewest nodes for the GPUs."""
 
     cpu: NotNegative | None = None  # cores
     mem: Bytes | None = None  # host memory

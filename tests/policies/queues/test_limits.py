@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise
+from equipoise.policies.baselines.gavel import Gavel
 from equipoise.policies.contract import Allocation, AllocationStage, Decision, Memory, Plan, Policy, Refusal
 from equipoise.policies.declared_queues import Queues
 from equipoise.policies.observation import RUNNING, Observation
@@ -174,6 +175,22 @@ def test_a_policy_that_leaves_declared_rules_aside_says_so() -> None:
     notes = run(case(jobs, queues), policy=make_policy("fifo")).notes
     assert "policy fifo does not apply these settings of 'queues': priority, fair share, backfill" in notes
     assert not [n for n in run(case(jobs, queues), policy=make_policy("multifactor")).notes if "does not apply" in n]
+
+
+def test_a_policy_that_leaves_the_priority_of_jobs_aside_says_so() -> None:
+    jobs = [{"gpus": 1, "duration": 1, "priority": priority} for priority in (1, 2)]
+    silent = ("s4", "kueue", "gavel")
+    for policy in ("fifo", "easy", "multifactor", Gavel(objective="makespan"), *silent):
+        notes = equipoise.run(case(jobs, {}), policy=policy).notes
+        assert any("does not apply the 'priority' of jobs" in note for note in notes) == (policy not in silent)
+
+
+def test_a_limit_on_nodes_counts_those_of_jobs_that_do_not_state_them() -> None:
+    """Two nodes of 4 GPUs: jobs of 1 GPU hold one node, a job of 5 GPUs two."""
+    queues = {"accounts": [{"name": "A", "tres": {"node": 2}}]}
+    jobs = [{"name": "x", "count": 3, "gpus": 1, "duration": 100, "account": "A"}]
+    jobs.append({"name": "y", "gpus": 5, "duration": 100, "account": "A"})
+    assert equipoise.run(case(jobs, queues), policy="fifo").jobs["start_s"].tolist() == [0.0, 0.0, 100.0, 200.0]
 
 
 amount = st.integers(0, 12).map(float)
