@@ -19,6 +19,7 @@ from equipoise.sim.feature import features
 from equipoise.sim.hardware.carbon import KWH_J, emitted_kg, load_carbon
 from equipoise.sim.hardware.contracts import HOUR_S
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
+from equipoise.sim.job.checkpoints import writes_are_given
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import RESIDUE, Biller
 from equipoise.sim.ledger.gpu_account import GpuAccount
@@ -262,6 +263,12 @@ class Results:
         notes += _passes(world.roster.training.values())
         notes += assumptions(world.scenario, world.cluster)
         notes += _intervals(world.roster.training.values())
+        given = (writes_are_given(spec, world.scenario.restart) for spec in world.demand.checkpoint)
+        if any(has and not math.isnan(d) for has, d in zip(given, world.demand.duration_s.tolist(), strict=True)):
+            notes.append(
+                "the duration of a job contains its checkpoints: writing more often does not make it longer, and their "
+                "interval and writing time only decide what a fault or a short notice loses"
+            )
         if any(stage.name == "s3" for stage in world.policy.stages):
             notes += _unknown_drift(world.roster.training.values())
         scenario, cluster = world.scenario, world.cluster

@@ -58,6 +58,11 @@ def interval_s(spec: Checkpoint, save_s: float, mtbf_s: Callable[[Ints], float],
     return float(spec.interval)
 
 
+def writes_are_given(spec: Checkpoint, restart: Restart) -> bool:
+    """Whether a scenario states both how often a checkpoint is written and how long that takes."""
+    return not isinstance(spec.interval, str) and not (spec.size is None and restart.checkpoint_write is None)
+
+
 class Checkpoints:
     """The last checkpoint, the one being written, and the time of the next.
 

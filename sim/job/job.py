@@ -38,7 +38,11 @@ class Job(Protocol):
 
     @property
     def save_s(self) -> float:
-        """Time to write a checkpoint before an announced stop (s)."""
+        """Time that writing a checkpoint adds to a stop (s)."""
+
+    @property
+    def notice_s(self) -> float:
+        """Time that it needs to write a checkpoint before an announced stop (s)."""
 
     def start(self, holding: Holding, now_s: float, delay_s: float) -> None:
         """Take GPUs and start or continue, `delay_s` from now."""

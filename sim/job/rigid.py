@@ -16,7 +16,7 @@ from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.holding import Holding
 from equipoise.sim.job.account import BUSY, LOST_TO_FAULTS, RESTART, USEFUL, Use
-from equipoise.sim.job.checkpoints import interval_s, write_s
+from equipoise.sim.job.checkpoints import interval_s, write_s, writes_are_given
 from equipoise.sim.job.demand import Demand
 from equipoise.sim.scenario.model import Restart
 
@@ -132,7 +132,7 @@ class RigidJob:
     __slots__ = ("_earlier", "_end", "_metered_gpu_s", "all", "holding", "row")
 
     rigid = True
-    save_s = 0.0  # what it needs to save is not known
+    save_s = 0.0  # its duration contains its checkpoints
     exchanges = 0
     traffic: tuple[float, int] = (0, 0)
 
@@ -285,6 +285,14 @@ class RigidJob:
                     return float(kept_s + time_s * rate)
                 kept_s, time_s = until_s, time_s - took_s
         return float(kept_s + time_s * self.all.rate[self.row])
+
+    @property
+    def notice_s(self) -> float:
+        """Notice in which it can save before its node is taken (s); 0 unless interval and writing are both given."""
+        jobs, spec = self.all, self.all.demand.checkpoint[self.row]
+        if self.holding is None or not writes_are_given(spec, jobs.restart):
+            return 0.0
+        return write_s(spec, None, jobs.restart, jobs.cluster, self.holding.nodes)
 
     def _checkpoint_interval_s(self) -> float:
         """Time between checkpoints: as given, or Young/Daly (see `job.checkpoints`)."""

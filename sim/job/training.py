@@ -231,6 +231,8 @@ class TrainingJob:
         """Duration of writing a checkpoint (or reading one back)."""
         return self.checkpoints.save_s
 
+    notice_s = save_s
+
     @property
     def computed_gpu_s(self) -> float:
         """All its computing so far, including lost work."""

@@ -145,7 +145,7 @@ class NodeEvents:
 
     def can_save(self, node: int, notice_s: float) -> bool:
         """Whether every job on the node can write a checkpoint within the notice; without notice none can."""
-        return all(notice_s > 0.0 and job.save_s <= notice_s for job in self._jobs_on(node))
+        return all(notice_s > 0.0 and job.notice_s <= notice_s for job in self._jobs_on(node))
 
     def set_slow(self, node: int, factor: float) -> None:
         """A node computes `factor` times slower from now on (1: healthy)."""

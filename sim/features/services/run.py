@@ -219,7 +219,7 @@ class ServicesRun(FeatureRun):
         node, chosen = found
         for row in chosen:
             job = self.roster.running_jobs[row]
-            saved = job.save_s <= spec.placement.take_back
+            saved = job.notice_s <= spec.placement.take_back
             self.allocator.stop(job, "preempted" if saved else "fault")
             self.roster.preemptions[row] += saved
         tenant.taken += len(chosen)

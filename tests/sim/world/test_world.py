@@ -153,6 +153,24 @@ def test_spot_reclaim_with_notice_loses_nothing() -> None:
     assert result.jobs["lost_to_faults_gpu_s"][0] == 0
 
 
+@pytest.mark.parametrize(("notice_s", "lost"), [(60.0, True), (300.0, False)])
+def test_a_notice_shorter_than_the_writing_loses_what_was_not_saved(notice_s: float, lost: bool) -> None:
+    """Writing takes 2 min, and is in the duration: 5000 s of work take 5000 s and what is waited for and lost."""
+    case = scenario(
+        cluster={"nodes": [{"name": "spot", "gpus": 1}, {"name": "own", "gpus": 1}]},
+        workload={"jobs": [rigid("a", 0, 2, 5000) | {"checkpoint": {"interval": 600.0}}]},
+        faults={"spot": {"group": "spot", "mtbf": 1000.0, "notice": notice_s, "away": 100.0}},
+        restart=EXACT | {"checkpoint_write": 120.0},
+    )
+    result = simulate(case, seed=3)
+    jobs = result.jobs
+    assert (jobs["lost_to_faults_gpu_s"][0] > 0) == lost
+    assert (jobs["preemptions"][0] == 0) == lost
+    assert any("duration of a job contains its checkpoints" in note for note in result.notes)
+    calm = case.model_copy(update={"faults": type(case.faults)()})
+    assert simulate(calm).jobs["completion_s"][0] == pytest.approx(5000.0, abs=3.0)
+
+
 def test_spot_reclaim_without_notice_loses_what_was_not_saved() -> None:
     case = scenario(
         cluster={"nodes": [{"name": "spot", "gpus": 1}, {"name": "own", "gpus": 1}]},
